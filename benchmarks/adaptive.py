@@ -217,7 +217,7 @@ def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
         batch = exchange(feed.arrays, inputs)  # compiles
         jax.block_until_ready(batch)
         accelerator = _Accelerator()
-        start, fresh = time.perf_counter(), plan.counts().fresh
+        start, fresh = time.perf_counter(), feed.counts.fresh
         while time.perf_counter() - start < horizon:
             inputs = feed.next()
             assert inputs is not None, "the producer never ends"
@@ -226,7 +226,7 @@ def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
             accelerator.train(batch)
         accelerator.stop()
         elapsed = time.perf_counter() - start
-    used = (plan.counts().fresh - fresh) / _ROWS
+    used = (feed.counts.fresh - fresh) / _ROWS
     rounds = elapsed // horizon
     made = np.searchsorted(np.cumsum(service_s), elapsed - rounds * horizon)
     return _Run(

@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 import echo_jax as ej
 from benchmarks.harness import Result
 from echo_jax.echo.device import DeviceFeed, EchoBuffer
-from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stateful import PeekedIterator
 from echo_jax.echo.stores.device import StepInput, jitted_write
@@ -75,16 +76,17 @@ class Exchange:
         self.batch, self.arrays = self.buffer.put(batch), self.buffer.init()
         self._to_transfer = batch if transfers else None
         self._write, self._read = jitted_write(self.buffer), jax.jit(self.buffer.draw)
-        while plan.counts().fresh < spec.buffer:
-            self._decide(plan)
-        decided = [self._decide(plan) for _ in range(num_draws)]
+        outputs = outputs_of(plan, sys.maxsize, plan.batch)
+        while plan.row < spec.buffer // self.buffer.num_lanes:
+            next(outputs)
+        decided = [self._decided(*next(outputs)) for _ in range(num_draws)]
         self._draws = itertools.cycle(decided)
         self.picks = [inputs.uses[0, 0] for _, inputs in decided]
 
-    def _decide(self, plan: Any) -> tuple[list[np.ndarray], StepInput]:
+    def _decided(
+        self, slots: np.ndarray, found: Uses
+    ) -> tuple[list[np.ndarray], StepInput]:
         rows = self.buffer.rows // self.buffer.num_lanes
-        slots = plan.write(plan.need(plan.batch).must)
-        found = plan.next(plan.batch)
         columns = [found.slots.reshape(-1), found.repeat.reshape(-1)]
         writes = [slots[:, at : at + rows] for at in range(0, slots.shape[1], rows)]
         return writes, StepInput(np.stack(columns)[None])

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import sys
 import time
 import tracemalloc
 from collections import deque
@@ -13,7 +14,7 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result, paired, seconds
-from echo_jax.echo.plans.base import BatchIndices
+from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes
 
@@ -139,22 +140,14 @@ def _compared(id_: str, name: str, peer: Callable[[], float]) -> list[Result]:
 
 def _uses(spec: ej.EchoSpec, batches: int) -> tuple[np.ndarray, np.ndarray, FixedPlan]:
     """Indices and repeats of some batches, one row each."""
-    # With room for a whole batch, so that none comes in parts.
     plan = FixedPlan(spec, lanes=Lanes(spec.batch_size))
-    index, repeat = [], []
-    for _ in range(batches):
-        uses = _decided(plan, spec.batch_size)
-        index.append(uses.fresh_index[0])
-        repeat.append(uses.repeat[0])
+    outputs = outputs_of(plan, sys.maxsize, spec.batch_size)
+    uses = [found for _, found in itertools.islice(outputs, batches)]
+    index, repeat = ([getattr(x, name)[0] for x in uses] for name in _TAGS)
     return np.array(index), np.array(repeat), plan
 
 
-def _decided(plan: FixedPlan, uses: int) -> BatchIndices:
-    """What a plan decides next, over an endless upstream."""
-    plan.write(plan.need(uses).must)
-    batch = plan.next(uses)
-    assert batch is not None, "the stream never ends"
-    return batch
+_TAGS = "fresh_index", "repeat"
 
 
 def p15() -> Result:
@@ -280,14 +273,14 @@ def memory() -> list[Result]:
 def plan_cost() -> list[Result]:
     """Time of the plan alone for a batch of 1024, in steady state.
 
-    As a driver asks: what follows from what is written is decided in one go.
+    As a driver asks, which decides many batches in one go.
     """
 
     def batches(plan: FixedPlan) -> int:
-        plan.write(plan.need(1024).must)
-        found = plan.next(1024 * plan.batches_ahead)
+        found = plan.decide(1024, 0)
         assert found is not None, "the stream never ends"
-        return found.repeat.shape[1] // 1024
+        plan.settle(found.uses.size, int(found.rows[-1]))
+        return found.uses.size // 1024
 
     results = []
     for order, goal in (("consecutive", 10), ("window_shuffle", 25), ("spread", 20)):

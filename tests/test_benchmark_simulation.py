@@ -41,11 +41,9 @@ def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
         (must,) = rule.takes(np.array([False]))
         assert (need.must, need.may) == (int(must), int(not must))
         takes = rule.takes(np.array([ready]))
-        if takes[0]:
-            plan.write(1)
-        batch = plan.next(1)
+        batch = plan.decide(1, int(takes[0])).uses
         # Once the buffer gives way, the two queues are closed up at other times.
-        if plan.counts().fresh > buffer:
+        if plan.counts(1).fresh > buffer:
             break
         assert batch.repeat.tolist() == [rule.use(takes).tolist()]
 

@@ -1,7 +1,7 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,11 +10,11 @@ from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.plans.base import BatchIndices, Plan
+from echo_jax.echo.plans.base import Plan, Uses
 from echo_jax.echo.processes import Meeting
 from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
-from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
+from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_put, jitted_write
 from echo_jax.echo.stores.leaves import ReuseGuard, Watched
 
 __all__ = ["DeviceFeed", "largest_buffer"]
@@ -28,6 +28,7 @@ class _Slots:
         self.guard = ReuseGuard()
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self.arrays = buffer.init()
+        self.eager = False
         self.untouched = True
         self._scatter = jitted_write(buffer)
 
@@ -58,6 +59,7 @@ class _Sender:
 
     def __init__(self, buffer: EchoBuffer, guard: ReuseGuard):
         self._buffer, self._guard = buffer, guard
+        self._send = jitted_put(buffer)
 
     def prepare(self, values: list[Any]) -> list[Element]:
         """Returns a batch on the devices, with its rows in each lane."""
@@ -65,19 +67,13 @@ class _Sender:
         watched = self._guard.watch(jax.tree.leaves(batch))
         # The host's arrays are kept only as long as the guard checks them.
         kept = watched if type(watched) is Watched else []
+        if self._buffer.is_known(batch):
+            with jax.transfer_guard_host_to_device("allow"):
+                sent = self._send(batch)
+        else:
+            sent = self._buffer.put(batch)
         rows = self._buffer.rows // self._buffer.num_lanes
-        return [((self._buffer.put(batch), kept), 0, rows)]
-
-
-class _Decided(NamedTuple):
-    """Batches that are decided: `StepInput.uses`, and tags of ``[K, B]``."""
-
-    uses: np.ndarray
-    fresh_index: np.ndarray
-    repeat: np.ndarray
-
-
-_NOTHING = _Decided(*(np.zeros((0, 0), np.int32) for _ in range(3)))
+        return [((sent, kept), 0, rows)]
 
 
 class DeviceFeed:
@@ -124,14 +120,12 @@ class DeviceFeed:
         self.buffer = buffer
         self.tags: UseInfo | None = None
         self._plan, self._seed = plan, seed
-        self._ahead = plan.batches_ahead * plan.batch
         self._slots, self._lanes = _Slots(buffer, lanes), lanes
         # Sending a batch must not delay the reading of the next.
         self._upstream = ReadAhead(iter(iterable)) if prefetch else None
         reader = Reader(
             self._upstream or iter(iterable),
             # Any host batch may be the oldest one with an item in use.
-            anchor=plan.anchor,
             next_anchor=lambda row: row,
             # The thread holds it, so it must not hold the feed.
             intake=_Sender(buffer, self._slots.guard),
@@ -140,7 +134,9 @@ class DeviceFeed:
         agree = {} if meeting is None else {"agree": meeting.follow_first}
         self._driver = Driver(reader, plan, self._slots, turn, **agree)
         self._turn = self._driver.turn  # held during every call
-        self._decided, self._at = _NOTHING, 0  # and its batches handed out
+        # The decided uses, by batch: for `StepInput`, and their tags.
+        self._uses: Uses | None = None
+        self._packed, self._tags = np.zeros((0, 2, 0), np.int32), []
 
     @property
     def arrays(self) -> Any:
@@ -153,11 +149,7 @@ class DeviceFeed:
     @property
     def counts(self) -> Counts:
         """Fresh items taken, uses and repeats handed out."""
-        return self._plan.counts(self._pending)
-
-    @property
-    def _pending(self) -> int:
-        return (len(self._decided.uses) - self._at) * self._plan.batch
+        return self._driver.counts
 
     @property
     def log(self) -> DecisionLog | None:
@@ -191,57 +183,39 @@ class DeviceFeed:
 
     def decide(self, num_batches: int) -> StepInput | None:
         """Decides like `next`, within a turn that the caller holds and ends."""
-        if len(self._decided.uses) < self._at + num_batches:
-            self._decide_more(num_batches)
-        self._turn.consistent = False
-        uses, fresh_index, repeat = self._decided
-        if not len(uses):
+        size = self._plan.batch
+        found = self._driver.next(num_batches * size)
+        if found is None:
             return None
-        at, end = self._at, self._at + num_batches
-        self._at = end
-        self.tags = UseInfo(fresh_index[at:end], repeat[at:end])
-        return StepInput(uses[at:end])
+        at, stop = found
+        if num_batches > 1 and stop - at < num_batches * size:
+            return None
+        if self._driver.uses is not self._uses:
+            self._uses = self._driver.uses
+            self._packed, *self._tags = self._pack(self._uses)
+        batches = slice(at // size, at // size + num_batches)
+        self.tags = UseInfo(*(column[batches] for column in self._tags))
+        return StepInput(self._packed[batches])
 
-    def _decide_more(self, num_batches: int) -> None:
-        """Decides until ``num_batches`` are ready to be handed out; none at the end."""
-        plan, pending = self._plan, self._pending
-        uses = num_batches * plan.batch - pending
-        wanted = self._driver.wait(uses, pending)
-        self._turn.consistent = False
-        self._driver.fill(uses, wanted, pending)
-        parts = []
-        if pending:
-            parts = [_Decided(*(column[self._at :] for column in self._decided))]
-        left = pending // plan.batch
-        while left < num_batches and (found := plan.next(self._ahead)) is not None:
-            if self._lanes is not None:
-                found = found.of_lanes(self._lanes)
-            parts.append(self._cut(found))
-            left += len(parts[-1].uses)
-        self._decided, self._at = _NOTHING, 0
-        if left >= num_batches:
-            self._decided = _joined(parts)
-
-    def _cut(self, found: BatchIndices) -> _Decided:
-        """Cuts uses of lanes into batches, lane after lane."""
-        lanes, size = found.repeat.shape
-        count = max(1, size // self._plan.batch)
+    def _pack(self, uses: Uses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns `StepInput.uses` of all batches, and their tags, ``[K, B]``."""
+        if self._lanes is not None:
+            uses = uses[list(self._lanes)]
+        count = max(1, uses.size // self._plan.batch)
 
         def by_batch(column: np.ndarray) -> np.ndarray:
-            if count > 1:
-                parts = column.reshape(lanes, count, -1).swapaxes(0, 1)
-                column = np.ascontiguousarray(parts)
-            return column.reshape(count, -1)
+            parts = column.reshape(len(column), count, -1)
+            return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(count, -1)
 
-        index, repeat = by_batch(found.fresh_index), by_batch(found.repeat)
+        index, repeat = by_batch(uses.fresh_index), by_batch(uses.repeat)
         columns = 2 if self._seed is None else 4
-        uses = np.empty((count, columns, index.shape[1]), np.int32)
-        uses[:, 0], uses[:, 1] = by_batch(found.slots), repeat
+        packed = np.empty((count, columns, index.shape[1]), np.int32)
+        packed[:, 0], packed[:, 1] = by_batch(uses.slots), repeat
         if self._seed is not None:
-            seeds = seed_for_use(self._seed, index, repeat)
-            words = seeds.view(np.int32).reshape(*seeds.shape, 2)
-            uses[:, 2], uses[:, 3] = words[..., 0], words[..., 1]
-        return _Decided(uses, index, repeat)
+            words = seed_for_use(self._seed, index, repeat).view(np.int32)
+            words = words.reshape(*index.shape, 2)
+            packed[:, 2], packed[:, 3] = words[..., 0], words[..., 1]
+        return packed, index, repeat
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state before the next batch.
@@ -249,7 +223,7 @@ class DeviceFeed:
         Raises:
           TypeError: The upstream has no get_state and set_state.
         """
-        return self._driver.get_state(self._pending)
+        return self._driver.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues as the feed that returned the state would have.
@@ -265,7 +239,6 @@ class DeviceFeed:
             items that it had.
         """
         self._driver.set_state(state)
-        self._decided, self._at = _NOTHING, 0
         self.tags = None
 
     def hold(self, host_batch: Any) -> StepInput:
@@ -276,24 +249,13 @@ class DeviceFeed:
             sent = self.buffer.put(host_batch)
             self._slots.write(slots, [((sent, []), 0, rows)])
         index = np.arange(slots.size).reshape(slots.shape)
-        return StepInput(
-            self._cut(BatchIndices(slots, index, np.zeros_like(slots))).uses
-        )
+        return StepInput(self._pack(Uses(slots, index, np.zeros_like(slots)))[0])
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
         if self._upstream is not None:
             self._upstream.close()
         self._driver.close()
-
-
-def _joined(parts: list[_Decided]) -> _Decided:
-    """Joins batches into one record; returns no batch if the last one is smaller."""
-    if len(parts) == 1:
-        return parts[0]
-    if len({part.repeat.shape[1] for part in parts}) > 1:
-        return _NOTHING
-    return _Decided(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def largest_buffer(

@@ -1,6 +1,6 @@
 """The echo in your own step: pure functions over integers that are made before it."""
 
-import math
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
@@ -157,23 +157,15 @@ class StepEcho:
         return self.buffer.keys(integers[:, -2 * self.size :].reshape(-1, 2))
 
 
-def _run(spec: AnySpec, lanes: Lanes, left: int) -> tuple[list[Any], list[Any]]:
+def _run(spec: AnySpec, lanes: Lanes, total: int) -> tuple[list[Any], list[Any]]:
     """Returns the slots that each whole batch writes; slots, index, repeat of uses."""
     plan = make_plan(spec, lanes=lanes)
-    end = len(spec.replay or ()) if isinstance(spec, AdaptiveSpec) else math.inf
+    end = len(spec.replay or ()) if isinstance(spec, AdaptiveSpec) else None
     fresh, writes, uses = [], [], []
-    while len(uses) < end:
-        wanted = plan.need(plan.batch).must
-        if wanted > left:
-            plan.end(left)
-            wanted = plan.need(plan.batch).must
-        while wanted and (slots := plan.write(wanted)).size:
-            fresh.append(slots)
-            wanted, left = wanted - slots.shape[1], left - slots.shape[1]
-        if (batch := plan.next(plan.batch)) is None:
-            break
-        if batch.repeat.shape[1] == plan.batch:
-            writes.append(np.concatenate([batch.slots[:, :0], *fresh], axis=1))
+    for slots, batch in itertools.islice(outputs_of(plan, total, plan.batch), end):
+        fresh.append(slots)
+        if batch.size == plan.batch:
+            writes.append(np.concatenate(fresh, axis=1))
             uses.append((batch.slots, batch.fresh_index, batch.repeat))
             fresh = []
     return writes, uses

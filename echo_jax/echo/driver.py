@@ -2,24 +2,26 @@
 
 The order of one turn is a contract. The driver
 
-1. asks the plan for the needs of the next uses, and waits until the reader has them.
-   A failure here comes before any change, and the call may be repeated;
-2. tells the plan of an end, gets slots from the plan, moves the rows there, lets the
-   plan decide, and reads the output. After a failure or an interruption here, the echo
-   refuses all further use, with the cause, until it goes to a state.
+1. lets the plan decide, if no decided uses are left, and waits until the reader has
+   the rows that the output needs. A failure of the upstream changes nothing here, and
+   the call may be repeated;
+2. moves the rows to their slots, and reads the output. After a failure or an
+   interruption here, the echo refuses all further use, with the cause, until it goes
+   to a state.
 
 So an output is made as a whole or not at all, and tags, items and counts agree.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
 
 from echo_jax.echo.arguments import integer
-from echo_jax.echo.plans.base import Plan, Restored, Use
+from echo_jax.echo.counts import Counts
+from echo_jax.echo.plans.base import Decision, Plan, Restored, Uses
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
@@ -33,6 +35,7 @@ class Store(Protocol):
     """Slots that hold items; a restore writes ``rewritten_rows`` at a time."""
 
     rewritten_rows: int
+    eager: bool  # whether rows that are ready are written before they are needed
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """Puts the rows of `Reader.take` into slots, lane by lane, ``int32[G, n]``."""
@@ -117,7 +120,11 @@ class Turn:
 
 
 class Driver:
-    """Runs an echo; the owner of a driver holds its `turn` during every output."""
+    """Runs an echo; the owner of a driver holds its `turn` during every output.
+
+    Attributes:
+      uses: The decided uses.
+    """
 
     def __init__(
         self,
@@ -133,41 +140,89 @@ class Driver:
         self.turn = turn or Turn()
         self._reader = reader
         self._store = store
+        self._follow(Uses.none())
 
-    def wait(self, uses: int, pending: int = 0) -> int:
-        """Waits for the rows that the next uses need; returns how many to take."""
-        # These are the needed rows, and optional rows if they are ready.
-        # A plan may look ahead in iterators, which an interruption would end.
-        self.turn.consistent = False
-        need = self.plan.need(uses, pending)
-        self.turn.consistent = True
-        if need.must:
-            self._reader.ensure(need.must)
-            return need.must + min(need.may, max(0, self._reader.rows - need.must))
-        if not need.may or not self._agree(lambda: self._reader.is_ready(need.may)):
-            return 0
-        self._reader.ensure(need.may)  # In another process they may come later.
-        return need.may
+    def _follow(self, decision: Decision | Uses) -> None:
+        """Goes on with a decision, or with uses whose rows are written."""
+        if isinstance(decision, Uses):
+            slots = np.zeros((1, 0), np.int32)
+            decision = Decision.at_once(decision, self._reader.row, slots)
+        self._decision, self.uses = decision, decision.uses
+        self._at, self._first = 0, self._reader.row
 
-    def fill(self, uses: int, wanted: int, pending: int = 0) -> None:
-        """Writes the ``wanted`` rows, which `wait` has waited for."""
-        if wanted > self._reader.rows:
-            self.plan.end(self._reader.rows)
-            need = self.plan.need(uses, pending)
-            wanted = need.must or need.may
-        while wanted:
-            slots = self.plan.write(wanted)
-            count = slots.shape[1]
-            if not count:
+    @property
+    def counts(self) -> Counts:
+        return self.plan.counts(self._at)
+
+    def next(self, count: int) -> tuple[int, int] | None:
+        """Makes the next uses ready to be read, fewer at the end, and none after it.
+
+        Returns:
+          Their start and stop in `uses`.
+        """
+        reader, turn = self._reader, self.turn
+        while True:
+            if self._at + count > self.uses.size and not self._decide(count):
+                return None
+            at, stop = self._at, min(self._at + count, self.uses.size)
+            row = reader.row
+            missing = self._decision.rows_for(at, stop) - row
+            if missing <= 0:
                 break
-            self._store.write(slots, self._reader.take(count))
-            wanted -= count
+            reader.ensure(missing)
+            if reader.rows >= missing:
+                turn.consistent = False
+                # Rows that are ready are written together as far as slots are free.
+                most = int(self._decision.most[at]) - row
+                rows = min(reader.rows, most) if self._store.eager else missing
+                slots = self._decision.slots[:, row - self._first :][:, :rows]
+                self._store.write(slots, reader.take(rows, self._anchor))
+                break
+            turn.consistent = False
+            self.plan.settle(at, row)
+            self.plan.end(reader.rows)
+            self._follow(Uses.none())
+            turn.consistent = True
+        turn.consistent = False
+        self._at = stop
+        return at, stop
 
-    def get_state(self, pending: int = 0) -> dict[str, Any]:
+    def _decide(self, count: int) -> bool:
+        """Decides at least the next ``count`` uses, fewer at the end; none after it."""
+        plan, reader, turn = self.plan, self._reader, self.turn
+        # A plan may look ahead in iterators, which an interruption would end.
+        turn.consistent = False
+        plan.settle(self._at, reader.row)
+        must, may = plan.need(count)
+        turn.consistent = True
+        wanted = must
+        if must:
+            reader.ensure(must)
+        elif may and self._agree(lambda: reader.is_ready(may)):
+            reader.ensure(may)  # In another process they may come later.
+            wanted = may
+        turn.consistent = False
+        if wanted > reader.rows:
+            plan.end(reader.rows)
+            must, may = plan.need(count)
+            wanted = must or may
+        decision = plan.decide(count, wanted)
+        if decision is not None:
+            self._follow(decision)
+        turn.consistent = True
+        return decision is not None
+
+    def _anchor(self) -> int:
+        """Returns the oldest row that a restore has to read again."""
+        self.plan.settle(self._at, self._reader.row)
+        return self.plan.anchor()
+
+    def get_state(self) -> dict[str, Any]:
         """Returns the plan's state, and the upstream's at the oldest item in use."""
         with self.turn:
             self.turn.consistent = False
-            plan = self.plan.get_state(pending)
+            self.plan.settle(self._at, self._reader.row)
+            plan = self.plan.get_state()
             self.turn.consistent = True
             oldest = self.plan.oldest()
             upstream, before = self._reader.state_before(oldest)
@@ -175,8 +230,8 @@ class Driver:
             skip = self.plan.anchor() - (oldest - before)
         return {"plan": plan, "skip": skip, "upstream": upstream}
 
-    def set_state(self, state: Mapping[str, Any]) -> Sequence[Use]:
-        """Continues from a state; returns decided uses that were not handed out."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state."""
         # The items in use are read from the upstream again. A refused state changes
         # nothing.
         self.turn.enter()
@@ -204,12 +259,12 @@ class Driver:
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()
             self._read_again(restored, state["skip"])
+            self._follow(restored.pending or Uses.none())
             self.turn.ended = False
         except BaseException as error:
             self.turn.leave(error)
             raise
         self.turn.leave()
-        return restored.pending
 
     def _check_skip(self, restored: Restored, skip: int) -> None:
         """Raises ValueError if the state's upstream is past an item in use."""
@@ -234,7 +289,7 @@ class Driver:
                     f"state was saved after {restored.first + end}; restore it over "
                     "the same data"
                 )
-            taken = self._reader.take(rows)
+            taken = self._reader.take(rows, self.plan.anchor)
             if at >= 0:
                 self._store.rewrite(restored.slots[:, at : at + rows], taken)
             at += rows

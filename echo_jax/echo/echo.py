@@ -2,10 +2,8 @@
 
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import numpy as np
 
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
@@ -17,17 +15,14 @@ from echo_jax.echo.default_spec import (
 )
 from echo_jax.echo.driver import Driver, prefetched
 from echo_jax.echo.plans import make_plan
-from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec, num_outputs
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, check_spec, num_outputs
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.host import ItemStore, RingStore
-from echo_jax.echo.stores.leaves import as_array, read_only
-from echo_jax.echo.tree import flatten, tree_concatenate, tree_map
+from echo_jax.echo.stores.leaves import as_array
+from echo_jax.echo.tree import flatten
 
 __all__ = ["EchoIterator", "echo", "echo_batches"]
-
-_NOTHING = tuple(np.zeros(0, np.int32) for _ in range(3))
 
 
 class EchoIterator(Iterator[Any]):
@@ -63,58 +58,34 @@ class EchoIterator(Iterator[Any]):
         self._spec = spec
         ahead = prefetched(spec, self._prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
-        room = spec.batch_size if batch else 0
-        # Stacked items that are already read may be written together.
-        welcome = room if stacked else 0
-        self._plan = plan = make_plan(spec, room=room, welcome=welcome, options=shape)
-        self._is_identity = plan.is_identity and not batch and not ahead
-        self._batch_size = spec.batch_size if batch else 0
-        self._store: Any = ItemStore(plan.num_slots)
+        plan = make_plan(spec, options=shape)
+        is_identity = not batch and not ahead and _uses_items_once(spec)
+        self._size = spec.batch_size if batch else 1
+        self._store: Any = ItemStore(plan.num_slots, copies=not is_identity)
         if batch:
             self._store = RingStore(plan.num_slots, stacked=stacked)
-        # An identity never goes back to an item, unless some are read ahead.
-        goes_back = stacked or ahead or not plan.is_identity
+        # An identity never goes back to an item.
+        next_anchor = None if is_identity else plan.next_anchor
         self._reader = Reader(
             self._iterator,
-            anchor=plan.anchor,
             # Any stacked item may be the anchor.
-            next_anchor=_same if stacked else plan.next_anchor if goes_back else None,
-            intake=None if self._is_identity else self._store,
+            next_anchor=_same if stacked else next_anchor,
+            intake=self._store,
             depth=ahead * spec.batch_size,
         )
         self._driver = Driver(self._reader, plan, self._store)
         self._turn = self._driver.turn
-        if batch:
-            is_ahead = plan.batches_ahead > 1 and not stacked
-            self._next = self._next_ahead if is_ahead else self._next_batch
-            if not stacked:
-                self._after_first, self._next = self._next, self._next_first
-            # Batches that are decided together from the written items.
-            self._together = 1 if is_ahead else plan.batches_ahead
-        else:
-            self._next = self._pass_on if self._is_identity else self._next_use
-        # Uses that were decided together: single ones, or those of batches.
-        self._run: Sequence[Use] = ()
-        self._batches = _NOTHING
-        # For batches that are decided ahead of their items: the slots of these items,
-        # the first item, and the number of items that each batch needs.
-        self._promised, self._first, self._before = _NOTHING[0], 0, [0]
-        self._decided = 0  # how many they are
-        self._emitted = 0  # and how many of them are handed out
-
-    @property
-    def _pending(self) -> int:
-        return self._decided - self._emitted
+        self._is_checked = not batch or stacked
 
     @property
     def counts(self) -> Counts:
         """The fresh items taken, and the uses and repeats made so far."""
-        return self._plan.counts(self._pending)
+        return self._driver.counts
 
     @property
     def log(self) -> DecisionLog | None:
         """The decisions of an adaptive echo so far; None in other modes."""
-        return getattr(self._plan, "log", None)
+        return getattr(self._driver.plan, "log", None)
 
     @property
     def tags(self) -> UseInfo | None:
@@ -149,51 +120,34 @@ class EchoIterator(Iterator[Any]):
             cannot go on.
           ValueError: The echo is closed, or another thread is using it.
         """
-        turn = self._turn
-        with turn:
-            found = self._next()
+        with self._turn:
+            if not self._is_checked:
+                self._check_first()
+            found = self._driver.next(self._size)
+            while found and self._drop_remainder and found[1] - found[0] < self._size:
+                # Whole batches may follow: a stochastic echo goes on after its last
+                # fetch.
+                self._turn.consistent = True
+                found = self._driver.next(self._size)
             if found is None:
-                raise turn.end()
-            output, self._tags = found
+                raise self._turn.end()
+            uses, (at, stop) = self._driver.uses, found
+            if self._batch:
+                output = self._store.read(uses.slots[0, at:stop])
+                index, repeat = uses.fresh_index[0, at:stop], uses.repeat[0, at:stop]
+            else:
+                slot = int(uses.slots[0, at])
+                output = self._store.read_one(slot)
+                if uses.last is not None and uses.last[0, at]:
+                    self._store.clear_one(slot)
+                index, repeat = int(uses.fresh_index[0, at]), int(uses.repeat[0, at])
+            self._tags = index, repeat
             return (output, self.tags) if self._with_tags else output
 
-    def _pass_on(self) -> tuple[Any, tuple[int, int]] | None:
-        """Returns the next item of an identity, which needs no store."""
-        values = self._reader.pull(1)
-        if not values:
-            self._reader.settle(0)
-            return None
-        self._turn.consistent = False
-        index = self._plan.pass_on()  # pyright: ignore
-        self._reader.settle(1)
-        # Read-only like the items of any other factor, so that code that writes fails
-        # at once.
-        return tree_map(read_only, values[0]), (index, 0)
-
-    def _next_use(self) -> tuple[Any, tuple[int, int]] | None:
-        run, at, turn = self._run, self._emitted, self._turn
-        if at == self._decided:
-            unit = self._plan.unit
-            wanted = self._driver.wait(unit)
-            turn.consistent = False
-            self._driver.fill(unit, wanted)
-            self._run = run = self._plan.run()
-            self._decided, self._emitted = len(run), 0
-            at = 0
-            if not run:
-                return None
-        turn.consistent = False
-        slot, index, repeat, last = run[at]
-        item = self._store.read_one(slot)
-        if last:
-            self._store.clear_one(slot)
-        self._emitted = at + 1
-        return item, (index, repeat)
-
-    def _next_first(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """Returns the first batch; warns if its items look like batches."""
+    def _check_first(self) -> None:
+        """Warns if the items of batches look like batches themselves."""
         self._reader.ensure(1)
-        self._next = self._after_first
+        self._is_checked = True
         if self._store.seems_stacked:
             warnings.warn(
                 "each item that ej.echo(..., batch=True) stacks has the first axis "
@@ -201,104 +155,6 @@ class EchoIterator(Iterator[Any]):
                 "items are batches, use ej.echo_batches(loader, spec).",
                 stacklevel=3,
             )
-        return self._next()
-
-    def _next_batch(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        at, end = self._emitted, self._emitted + self._batch_size
-        if end > self._decided:
-            return self._decide_batches()
-        self._turn.consistent = False
-        slots, index, repeat = self._batches
-        batch = self._store.read(slots[at:end])
-        self._emitted = end
-        return batch, (index[at:end], repeat[at:end])
-
-    def _next_ahead(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """Returns the next batch, which is decided before its items are read."""
-        # The last batches are decided from the written items.
-        if self._emitted == self._decided and not self._decide_ahead():
-            return self._decide_batches()
-        reader = self._reader
-        before = self._before[self._emitted // self._batch_size]
-        missing = before - reader.row
-        if missing > 0:
-            reader.ensure(missing)
-            if reader.rows < missing:
-                self._take_back()
-                return self._decide_batches()
-            self._turn.consistent = False
-            at = reader.row - self._first
-            slots = self._promised[None, at : at + missing]
-            self._store.write(slots, reader.take(missing))
-        return self._next_batch()
-
-    def _decide_ahead(self) -> bool:
-        """Decides batches as far as there are slots; returns whether there is one."""
-        # The spec determines the batches, and each batch reads only the items that it
-        # needs. An item in none of them only gets a slot.
-        plan, size, self._turn.consistent = self._plan, self._batch_size, False
-        uses = size * plan.batches_ahead
-        rows, row = plan.need(uses).must, self._reader.row
-        unread = self._promised[row - self._first :]
-        self._promised = np.concatenate([unread, plan.write(rows)[0]])
-        self._first = row
-        found = plan.next(uses)
-        self._emitted = 0
-        self._decided = 0 if found is None else found.slots.shape[1]
-        if found is None or self._decided < size:
-            self._take_back()
-            return False
-        index = found.fresh_index[0]
-        self._batches = found.slots[0], index, found.repeat[0]
-        newest = index.reshape(-1, size).max(axis=1)
-        self._before = (np.maximum.accumulate(newest) + 1).tolist()
-        self._turn.consistent = True
-        return True
-
-    def _take_back(self) -> None:
-        """Forgets the batches that were decided ahead of items that did not come."""
-        self._turn.consistent = False
-        rows = self._first + self._promised.size - self._reader.row
-        self._plan.take_back(rows, self._pending)  # pyright: ignore
-        self._promised = _NOTHING[0]
-        self._decided = self._emitted = 0
-        self._turn.consistent = True
-
-    def _decide_batches(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """Decides batches from the written items, and returns the first one."""
-        driver, plan, left = self._driver, self._plan, self._batch_size
-        wanted = driver.wait(left)
-        self._turn.consistent = False
-        self._decided = self._emitted = 0
-        parts, tags = [], []
-        ahead = left * self._together
-        while left:
-            if wanted:
-                driver.fill(left, wanted)
-            # This runs once, unless a batch needs slots that it frees itself.
-            found = plan.next(left if parts else ahead)
-            if found is None:
-                break
-            uses = found.slots[0], found.fresh_index[0], found.repeat[0]
-            if uses[0].size >= self._batch_size:
-                self._batches, self._decided = uses, uses[0].size
-                return self._next_batch()
-            parts.append(self._store.read(uses[0]))
-            tags.append(uses[1:])
-            left -= uses[0].size
-            if not left or found.last is None:
-                break
-            wanted = plan.need(left).must
-        if not parts:
-            return None
-        if left and self._drop_remainder:
-            # Whole batches may follow: a stochastic echo goes on after its last fetch.
-            self._turn.consistent = True
-            return self._next_batch()
-        if len(parts) == 1:
-            return parts[0], tags[0]
-        index, repeat = map(np.concatenate, zip(*tags, strict=True))
-        return tree_concatenate(parts), (index, repeat)
 
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.
@@ -309,7 +165,7 @@ class EchoIterator(Iterator[Any]):
         Raises:
           TypeError: The upstream has no get_state and set_state.
         """
-        state = self._driver.get_state(self._pending)
+        state = self._driver.get_state()
         return {**state, "spec": chosen_part(self._spec)} if self._chooses else state
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -331,9 +187,7 @@ class EchoIterator(Iterator[Any]):
                 # It was chosen with another amount of free memory.
                 self._driver.close()
                 self._build(spec)
-        self._run = self._driver.set_state(state)
-        self._decided, self._emitted = len(self._run), 0
-        self._promised, self._first = _NOTHING[0], self._reader.row
+        self._driver.set_state(state)
         self._tags = None
 
     def close(self) -> None:
@@ -345,6 +199,13 @@ class EchoIterator(Iterator[Any]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _uses_items_once(spec: AnySpec) -> bool:
+    """Returns whether each item is used once, in order."""
+    if not isinstance(spec, EchoSpec) or spec.order != "consecutive":
+        return False
+    return spec.schedule.max_factor == 1
 
 
 def _same(row: int) -> int:

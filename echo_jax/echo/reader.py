@@ -78,20 +78,17 @@ class Reader:
         self,
         iterator: Iterator[Any],
         *,
-        anchor: Callable[[], int] | None = None,
         next_anchor: Callable[[int], int] | None,
         intake: Intake | None = None,
         depth: int = 0,
         timeout_s: float | None = None,
     ):
-        # ``anchor`` returns the oldest row that a restore has to read again, by default
-        # the next one to be taken. ``next_anchor`` is a pure function from a row to the
-        # first one from there on that may become the anchor; None if no row ever does.
+        # ``next_anchor`` is a pure function from a row to the first one from there on
+        # that a restore may have to begin with; None if no row ever does.
         self.resumable = is_resumable(iterator)
         keeps = next_anchor if self.resumable else None
         self._source = Source(iterator, intake or AsItIs(), keeps)
         self._source.started = keeps is None
-        self._anchor = anchor
         self._depth, self._timeout_s = depth, timeout_s
         # Ends a wait for other processes.
         self.leave: Callable[[], None] = getattr(iterator, "leave", lambda: None)
@@ -147,18 +144,10 @@ class Reader:
             self._raise_failure(queue)
         return self.rows >= rows or queue.ended
 
-    def pull(self, count: int) -> list[Any]:
-        """Reads at most ``count`` values and passes them on; `settle` must follow."""
-        return self._source.pull(count)
-
-    def settle(self, rows: int) -> None:
-        """Counts rows that were passed on."""
-        source = self._source
-        source.upcoming = (source.upcoming[0] + rows, None)
-        source.lost = None
-
-    def take(self, rows: int) -> list[Element]:
+    def take(self, rows: int, anchor: Callable[[], int] | None = None) -> list[Element]:
         """Takes at most `rows` rows; returns values with start and end rows."""
+        # ``anchor`` returns the oldest row that a restore has to read again, by default
+        # the next one to be taken.
         queue = self._queue
         elements = queue.elements
         if self._used or len(elements) < queue.rows:
@@ -174,7 +163,7 @@ class Reader:
         self.row += rows
         states = queue.states
         while states and states[0][0] < self.row:
-            self._keep(states.popleft())
+            self._keep(states.popleft(), self.row if anchor is None else anchor())
         return taken
 
     def _take_parts(self, rows: int) -> tuple[list[Element], int]:
@@ -199,8 +188,7 @@ class Reader:
                 done += size
         return taken, done
 
-    def _keep(self, saved: tuple[int, Any]) -> None:
-        anchor = self.row if self._anchor is None else self._anchor()
+    def _keep(self, saved: tuple[int, Any], anchor: int) -> None:
         while len(self._saved) > 1 and self._saved[1][0] <= anchor:
             self._saved.popleft()
         self._saved.append(saved)

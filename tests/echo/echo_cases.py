@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import echo_jax as ej
+from echo_jax.echo.plans import outputs_of
 
 ORDERS = ("consecutive", "window_shuffle", "shuffle_buffer", "spread")
 FACTORS = {
@@ -43,19 +44,10 @@ def host_batches(upstream, spec):
     return ej.echo(upstream, spec, batch=True, tags=True)
 
 
-def take(plan, uses):
-    """The parts of the next uses of a plan whose upstream has whatever it needs."""
-    parts = []
-    while uses:
-        wanted = plan.need(uses).must
-        while wanted and (count := plan.write(wanted).shape[1]):
-            wanted -= count
-        part = plan.next(uses)
-        if part is None:
-            break
-        parts.append(part)
-        uses -= part.repeat.shape[1]
-    return parts
+def take(plan, uses, size=1):
+    """The next uses of a plan whose upstream has whatever it needs."""
+    outputs = outputs_of(plan, 10**9, size)
+    return [part for _, part in itertools.islice(outputs, -(-uses // size))]
 
 
 def grain_source(items):

@@ -35,33 +35,26 @@ class AdaptiveDriver(Driver):
             [i for i in lane.values() if self.uses[i] < self.cap] for lane in self.store
         ]
 
-    def next(self, uses):
+    def follow(self, batch):
         below = self.below()
         fresh = [sorted(i for i in lane if not self.uses[i]) for lane in below]
-        lanes = super().next(uses)
-        size = min(uses, *map(len, below))
-        assert size == uses or self.rows == self.total
-        if lanes is None:
-            assert not size
-            return None
+        lanes = super().follow(batch)
+        size = min(self.plan.batch, *map(len, below))
+        assert size == self.plan.batch or self.rows == self.total
         for lane, mine, unused in zip(lanes, below, fresh, strict=True):
             index = [item for item, _ in lane]
-            assert len(set(index)) == size, "an item twice in a batch"
+            assert len(index) == len(set(index)) == size, "an item twice in a batch"
             assert set(index) <= set(mine), "used beyond the cap"
             assert index[: len(unused)] == unused[:size], "fresh items are not first"
         return lanes
 
-    def take(self, uses=None, ready=False):
-        uses = uses or self.plan.batch
+    def wanted(self, uses, ready):
         need = self.plan.need(uses)
         assert not (need.must and need.may)
         if need.may:
             used = [n for n in self.uses.values() if n]
             assert sum(used) >= self.least * len(used), "fresh items come too early"
-        self.fill(uses, ready)
-        if need.must or ready:
-            assert self.plan.need(uses) == Need()
-        return self.next(uses)
+        return super().wanted(uses, ready)
 
 
 def driver_of(args, replay=None, total=10**9):
@@ -107,7 +100,7 @@ def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
     # All that came was taken, and in some lane every item is at the cap.
     assert driver.rows == driver.total
     assert not all(driver.below())
-    counts = driver.plan.counts()
+    counts = driver.counts
     uses = driver.uses.values()
     assert counts.fresh == len(uses) == driver.rows * driver.lanes.count
     assert counts.uses == sum(uses)
@@ -147,8 +140,8 @@ def test_a_small_case_by_hand():
     assert driver.take() == [[(0, 1)], [(1, 1)]]
     assert driver.take() == [[(2, 1)], [(3, 1)]]
     assert plan.need(1) == Need(must=1)
-    assert plan.write(1).tolist() == [[0], [0]]
-    assert list(plan.log) == [True, True, False, False]
+    assert plan.decide(1, 1).slots.tolist() == [[0], [0]]
+    assert list(plan.log) == [True, True, False, False, True]
 
 
 def test_data_that_is_always_ready_is_used_at_least_so_often():
@@ -156,7 +149,7 @@ def test_data_that_is_always_ready_is_used_at_least_so_often():
     args = {"buffer": 64, "batch_size": 4, "host_batch": 4, "min_uses": 2}
     driver = driver_of(args)
     batches = [driver.take(ready=True)[0] for _ in range(400)]
-    assert driver.plan.counts() == ej.Counts(fresh=800, uses=1600, repeats=800)
+    assert driver.counts == ej.Counts(fresh=800, uses=1600, repeats=800)
     at = {use: number for number, batch in enumerate(batches) for use in batch}
     lags = [at[item, 1] - at[item, 0] for item in range(200, 600)]
     assert np.quantile(lags, 0.1) > 16
@@ -198,7 +191,7 @@ def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     assert driver.take(ready=True)[0][:3] == [(k, 0) for k in (4, 5, 6)]
     assert [len(driver.take()[0]) for _ in range(2)] == [4, 2]
     assert driver.take() is None
-    assert driver.plan.counts() == ej.Counts(fresh=7, uses=14, repeats=7)
+    assert driver.counts == ej.Counts(fresh=7, uses=14, repeats=7)
     assert list(driver.plan.log) == [True, True, False, False]
     # A first host batch may be smaller if it is the last one.
     driver = driver_of(args, total=3)
@@ -226,10 +219,9 @@ def test_a_log_of_another_run_is_refused():
     plan = make(SMALL, [False])
     assert plan.need(2).must == 2  # An upstream that had ended would give nothing.
     with pytest.raises(ValueError, match="takes nothing before batch 0"):
-        plan.write(2)
+        plan.decide(2, 2)
     short = make(SMALL, [True, True])
-    short.write(2)
-    short.next(2)
+    short.decide(2, 2)
     short.end(0)
     with pytest.raises(ValueError, match="takes fresh items before batch 1"):
-        short.next(2)
+        short.decide(2, 0)

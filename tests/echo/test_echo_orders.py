@@ -29,11 +29,7 @@ def test_every_order_has_laws_and_can_be_configured():
 
 
 def first_uses(spec, n):
-    plan = FixedPlan(spec)
-    # Asked for all at once, a plan would look at them again in each part.
-    parts = itertools.chain.from_iterable(
-        take(plan, min(500, n - at)) for at in range(0, n, 500)
-    )
+    parts = take(FixedPlan(spec), n, spec.batch_size)
     pairs = [(part.fresh_index[0], part.repeat[0]) for part in parts]
     return map(np.concatenate, zip(*pairs, strict=True))
 

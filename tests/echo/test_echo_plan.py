@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from echo_cases import FACTORS, LOAD, ORDERS, spec_of, specs, take
+from echo_cases import FACTORS, LOAD, ORDERS, spec_of, specs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plan_driver import Driver, assert_restores, batches_of
@@ -21,7 +21,6 @@ from echo_jax.echo.plans import (
     split_state,
 )
 
-ROOMS = st.sampled_from([0, 1, 7])  # items that are welcome before they are needed
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
 
@@ -30,8 +29,8 @@ class FixedDriver(Driver):
         return False  # it is gone after its last use
 
 
-def driver_of(spec, total, room=0):
-    return FixedDriver(FixedPlan(spec, room=room, welcome=room), total=total)
+def driver_of(spec, total):
+    return FixedDriver(FixedPlan(spec), total=total)
 
 
 def uses_of(driver):
@@ -39,15 +38,14 @@ def uses_of(driver):
 
 
 @settings(max_examples=40)
-@given(specs(), st.integers(0, 90), TAKES, ROOMS)
-def test_uses_are_as_scheduled_however_they_are_cut(spec, total, takes, room):
-    whole, cut = driver_of(spec, total), driver_of(spec, total, room)
+@given(specs(), st.integers(0, 90), TAKES)
+def test_uses_are_as_scheduled_however_they_are_cut(spec, total, takes):
+    whole, cut = driver_of(spec, total), driver_of(spec, total)
     whole.all()
     for n in takes:
-        while n and (part := cut.take(n, ready=True)):
-            n -= len(part[0])
-        counts = cut.plan.counts()
-        assert counts.fresh <= cut.rows <= min(counts.fresh + room, total)
+        cut.take(min(n, spec.batch_size))
+        counts = cut.counts
+        assert counts.fresh == cut.rows <= total
         repeats = sum(repeat > 0 for _, repeat in uses_of(cut))
         assert counts == ej.Counts(counts.fresh, len(uses_of(cut)), repeats)
     cut.all(1)
@@ -58,47 +56,49 @@ def test_uses_are_as_scheduled_however_they_are_cut(spec, total, takes, room):
 
 
 @settings(max_examples=30)
-@given(specs(), st.integers(0, 90), TAKES, ROOMS)
-def test_a_plan_restored_anywhere_continues_the_same(spec, total, takes, room):
+@given(specs(), st.integers(0, 90), TAKES)
+def test_a_plan_restored_anywhere_continues_the_same(spec, total, takes):
     def make():
-        return FixedPlan(spec, room=room, welcome=room)
+        return FixedPlan(spec)
 
-    steps = [(n, True) for n in [*takes, 3, spec.batch_size]]
+    steps = [(min(n, spec.batch_size),) for n in [*takes, 3, spec.batch_size]]
     assert_restores(FixedDriver(make(), total=total), make, steps)
 
 
 @pytest.mark.parametrize("factor", ["1", "7.3", "by_item"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
-    spec = spec_of(order, factor)
-    plan, batch = FixedPlan(spec), spec.batch_size
-    extra = {"window_shuffle": 1, "spread": 0}.get(order, batch + 1)
-    assert plan.num_slots <= spec.buffer + extra or factor == "1"
+    driver = driver_of(spec_of(order, factor), 10**9)
+    spec, plan = spec_of(order, factor), driver.plan
+    # Beyond the buffer: a batch of fresh items twice, and what may vary.
+    extra = 2 * spec.batch_size + 6 + 10 * spec.buffer**0.5
+    assert plan.num_slots <= spec.buffer + extra
     for _ in range(200):
-        parts = take(plan, batch)
-        assert sum(part.repeat.size for part in parts) == batch
-        assert max(part.slots.max() for part in parts) < plan.num_slots
+        driver.take(spec.batch_size)
+        assert driver.decision.uses.slots.max() < plan.num_slots
 
 
 def test_a_plan_by_hand():
     plan = FixedPlan(ej.EchoSpec("3/2", batch_size=4))
-    assert plan.need(1) == Need(must=1)
-    assert plan.need(4) == Need(must=3)
-    written = plan.write(3)
     assert plan.need(4) == Need()
-    batch = plan.next(4)
-    assert batch.fresh_index.tolist() == [[0, 1, 1, 2]]
-    assert batch.repeat.tolist() == [[0, 0, 1, 0]]
-    assert batch.last.tolist() == [[True, False, True, True]]
-    assert batch.slots.tolist() == written[:, [0, 1, 1, 2]].tolist()
-    assert plan.counts() == ej.Counts(fresh=3, uses=4, repeats=1)
+    decision = plan.decide(4, 0)
+    uses = decision.uses[:, :8]
+    assert uses.fresh_index.tolist() == [[0, 1, 1, 2, 3, 3, 4, 5]]
+    assert uses.repeat.tolist() == [[0, 0, 1, 0, 0, 1, 0, 0]]
+    assert uses.last.tolist() == [[True, False, True, True, False, True, True, False]]
+    assert decision.rows[:8].tolist() == [1, 2, 2, 3, 4, 4, 5, 6]
+    assert uses.slots.tolist() == decision.slots[:, uses.fresh_index[0]].tolist()
+    # The slots that are free at the start, and then those of the items before a use.
+    free = plan.num_slots
+    assert decision.most[:5].tolist() == [free, free + 1, free + 1, free + 2, free + 3]
+    assert plan.counts(4) == ej.Counts(fresh=3, uses=4, repeats=1)
     # Item 3 has two uses, and there is no item 4.
-    assert plan.need(4) == Need(must=3)
+    plan.settle(4, 3)
     plan.end(1)
-    assert plan.need(4) == Need(must=1)
-    plan.write(1)
-    assert plan.next(4).fresh_index.tolist() == [[3, 3]]
-    assert plan.next(4) is None
+    assert plan.decide(4, 0).uses.fresh_index.tolist() == [[3, 3]]
+    plan.settle(2, 4)
+    assert plan.decide(4, 0) is None
+    assert plan.counts(0) == ej.Counts(fresh=4, uses=6, repeats=2)
 
 
 @pytest.mark.parametrize("factor", [{0: 10**5, 9: 1}, 10**6])
@@ -107,7 +107,7 @@ def test_the_uses_of_an_item_without_end_are_made_piece_by_piece(factor):
     spec = ej.EchoSpec(factor, 1, "consecutive", batch_size=32)
     tracemalloc.start()
     try:
-        [first] = take(FixedPlan(spec), 32)
+        first = FixedPlan(spec).decide(32, 0).uses[:, :32]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -125,7 +125,9 @@ def test_long_items_are_used_one_after_another_from_every_state():
     for _ in range(30):
         plan = FixedPlan(spec)
         plan.set_state(state)
-        found += [part.fresh_index[0] for part in take(plan, 9_999)]
+        decision = plan.decide(9_999, 0)
+        found.append(decision.uses.fresh_index[0, :9_999])
+        plan.settle(found[-1].size, int(decision.rows[found[-1].size - 1]))
         state = plan.get_state()
     found = np.concatenate(found)
     assert np.array_equal(found, expected[: found.size])
@@ -180,11 +182,10 @@ def test_every_lane_is_the_host_echo_of_its_items(total, case):
     spec, make, lanes = _case(*case)
     rows, count, together = lanes.rows, lanes.count, case[-1]
     driver = FixedDriver(make(), lanes, total * rows)
-    while driver.plan.counts().uses % spec.batch_size == 0:
-        driver.fill(together * driver.plan.batch)
-        assert driver.rows % rows == 0
-        if [driver.next(driver.plan.batch) for _ in range(together)][-1] is None:
+    while driver.counts.uses % spec.batch_size == 0:
+        if driver.take(together=together) is None:
             break
+        assert driver.rows % rows == 0
     for lane in range(count):
         items = [
             (number * count + lane) * rows + row

@@ -21,8 +21,10 @@ LANES = {"lanes": Lanes(4, 2)}
 
 
 def drawn_from(plan):
-    plan.write(plan.need(plan.batch).must)
-    return plan.next(plan.batch)
+    decision = plan.decide(plan.batch, plan.need(plan.batch).must)
+    uses = decision.uses[:, : plan.batch]
+    plan.settle(uses.size, int(decision.rows[uses.size - 1]))
+    return uses
 
 
 def drawn(spec, batches=1, rows=10**9, **options):
@@ -137,7 +139,7 @@ def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
     with pytest.raises(ValueError, match=message):
         plan.set_state(drawn(SPECS["adaptive"], rows=rows).get_state() | damage)
     assert plan.get_state() == state
-    assert plan.next(4).repeat.tolist() == [[1] * 4]
+    assert plan.decide(4, 0).uses.repeat.tolist() == [[1] * 4]
 
 
 CHANGES = {

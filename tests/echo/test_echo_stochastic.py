@@ -24,11 +24,9 @@ class StochasticDriver(Driver):
 
     memory = loaded = 0
 
-    def next(self, uses):
+    def follow(self, batch):
         before = self.loaded
-        lanes = super().next(uses)
-        if lanes is None:
-            return None
+        lanes = super().follow(batch)
         rows, count = self.lanes.rows, self.lanes.count
         found = [[k // (rows * count) * rows + k % rows for k, _ in x] for x in lanes]
         if any(repeat for _, repeat in lanes[0]):
@@ -40,13 +38,6 @@ class StochasticDriver(Driver):
             size = self.loaded - before
         assert {len(set(items)) for items in found} == {size}, "twice in a batch"
         return lanes
-
-    def take(self, group=1, ready=False):
-        """As many batches at once; None if the stream ends among them."""
-        self.fill(group * self.plan.batch)
-        assert self.plan.need(group * self.plan.batch) == Need()
-        batches = [self.next(self.plan.batch) for _ in range(group)]
-        return None if None in batches else batches
 
 
 def driver_of(args, total=10**9, **options):
@@ -79,16 +70,16 @@ def test_batches_are_right_whatever_the_grouping(args, group, total):
     for _ in range(60):
         one.take()
     for _ in range(60 // group):
-        grouped.take(group)
+        grouped.take(together=group)
     assert grouped.drawn == one.drawn[: len(grouped.drawn)]
-    counts = one.plan.counts()
+    counts = one.counts
     assert counts.fresh == one.rows * one.lanes.count
     assert counts.uses == sum(one.uses.values())
     assert counts.repeats == counts.uses - one.loaded * one.lanes.count
     if len(one.drawn) < 60:
         assert one.rows == one.loaded == total
         assert one.plan.need(one.plan.batch) == Need()
-        assert one.plan.next(one.plan.batch) is None
+        assert one.plan.decide(one.plan.batch, 0) is None
 
 
 @settings(max_examples=15)
@@ -115,8 +106,7 @@ def test_fetches_are_as_many_as_expected_and_the_same_on_all_lanes(fetch):
         found = []
         for _ in range(num_draws):
             found.append(plan.need(plan.batch).must > 0)
-            plan.write(plan.need(plan.batch).must)
-            plan.next(plan.batch)
+            plan.decide(plan.batch, plan.need(plan.batch).must)
         return found
 
     found = fetches(1, 3000)
@@ -148,7 +138,7 @@ def test_a_last_load_may_be_smaller():
         pass
     found = [[k for k, _ in lane] for [lane] in driver.drawn]
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert driver.plan.counts() == ej.Counts(fresh=11, uses=11, repeats=0)
+    assert driver.counts == ej.Counts(fresh=11, uses=11, repeats=0)
 
 
 def test_schedules_by_hand():

@@ -22,7 +22,7 @@ from tiny_workload import (
 
 import echo_jax as ej
 from echo_jax.config import check_config
-from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.files import seal, unseal
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.feeds import HostBatching, HostInput
@@ -180,11 +180,10 @@ def test_chance_is_of_the_seed_and_the_update_alone_and_falls_by_its_schedule():
 def test_load_meets_where_the_echo_loads():
     fetch = ej.FetchSchedule(start=0.4, end=0.4)
     plan = make_plan(ej.StochasticSpec(fetch, 24, batch_size=8, seed=0))
-    fresh = []
-    for update in range(40):
-        plan.write(plan.need(8).must)
-        if not plan.next(8).repeat.any():
-            fresh.append(update)
+    batches = itertools.islice(outputs_of(plan, 10**9, 8), 40)
+    fresh = [
+        update for update, (_, uses) in enumerate(batches) if not uses.repeat.any()
+    ]
     options = {**EVERY, **STOCHASTIC, "local__schedule": "fetch"}
     assert set(meetings(updates=40, **options)) == {*fresh, 39}
     assert 5 < len(fresh) < 30

@@ -14,6 +14,7 @@ about 0.5 s. The graph starts with the oldest item in use, and repeats the same 
 a restored echo on the host.
 """
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.instrument.measure import FreshTime
+from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import EchoSpec
@@ -154,6 +156,8 @@ class _TfdataIterator(grain.DatasetIterator):
         if not self._running:
             graph = self._dataset.graph(self._plan.get_state())
             self._running.append(graph.as_numpy_iterator())
+            size = self._dataset.spec.batch_size
+            self._beside = outputs_of(self._plan, sys.maxsize, size)
         batch, tags, failure = {}, UseInfo(0, 0), None
         try:
             batch, tags = next(self._running[0])
@@ -163,9 +167,7 @@ class _TfdataIterator(grain.DatasetIterator):
         if failure is not None:
             self._running.clear()
             raise failure
-        size = self._dataset.spec.batch_size
-        self._plan.write(self._plan.need(size).must)
-        self._plan.next(size)
+        next(self._beside)
         return self._dataset.finished(batch, UseInfo(*tags))
 
     def get_state(self) -> dict[str, Any]:

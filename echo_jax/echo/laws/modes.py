@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import sequence
-from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
@@ -85,21 +85,12 @@ def plan_run(
 ) -> tuple[list[tuple[int, int]], DecisionLog | None]:
     """Returns the (fresh index, repeat) pairs and the log of a plan without a store."""
     # `ready` tells whether optional items (`need.may`) are there.
-    plan, pairs, left = make_plan(spec), [], num_items
-    while True:
-        need = plan.need(plan.unit)
-        wanted = need.must or (need.may if need.may and ready() else 0)
-        if wanted > left:
-            plan.end(left)
-            need = plan.need(plan.unit)
-            wanted = need.must or need.may
-        while wanted and (written := plan.write(wanted).shape[1]):
-            wanted -= written
-            left -= written
-        uses = plan.run()
-        if not uses:
-            return pairs, getattr(plan, "log", None)
-        pairs += [(index, repeat) for _, index, repeat, _ in uses]
+    plan = make_plan(spec)
+    size = 1 if isinstance(spec, EchoSpec) else spec.batch_size
+    pairs = []
+    for _, uses in outputs_of(plan, num_items, size, ready):
+        pairs += zip(uses.fresh_index[0].tolist(), uses.repeat[0].tolist(), strict=True)
+    return pairs, getattr(plan, "log", None)
 
 
 def log_of(spec: AdaptiveSpec, num_items: int) -> DecisionLog | None:

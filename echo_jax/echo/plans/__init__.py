@@ -3,7 +3,7 @@
 from typing import Any
 
 from echo_jax.echo.plans.adaptive import AdaptivePlan
-from echo_jax.echo.plans.base import BatchIndices, Need, Plan
+from echo_jax.echo.plans.base import Decision, Need, Plan, Uses, outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lane_spec, split_state
 from echo_jax.echo.plans.stochastic import StochasticPlan
@@ -11,15 +11,17 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec, check_spec
 
 __all__ = [
     "AdaptivePlan",
-    "BatchIndices",
+    "Decision",
     "FixedPlan",
     "Lanes",
     "Need",
     "Plan",
     "StochasticPlan",
+    "Uses",
     "joined_state",
     "lane_spec",
     "make_plan",
+    "outputs_of",
     "split_state",
 ]
 
@@ -29,8 +31,6 @@ def make_plan(
     *,
     lanes: Lanes | None = None,
     max_batches: int = 1,
-    room: int = 0,
-    welcome: int = 0,
     options: tuple[object, ...] = (),
 ) -> Plan:
     """Returns the plan of a spec of any mode.
@@ -45,4 +45,4 @@ def make_plan(
         return AdaptivePlan(spec, **shape)
     if isinstance(spec, StochasticSpec):
         return StochasticPlan(spec, max_batches=max_batches, **shape)
-    return FixedPlan(spec, max_batches=max_batches, room=room, welcome=welcome, **shape)
+    return FixedPlan(spec, max_batches=max_batches, **shape)

@@ -36,7 +36,7 @@ import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog, Recorder
 from echo_jax.echo.keys import fingerprint, sequence
-from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, in_turn
+from echo_jax.echo.plans.base import Decision, Need, Restored, Uses
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.lru import LeastRecentlyUsed
 from echo_jax.echo.plans.ring import RingPlan
@@ -55,17 +55,16 @@ class AdaptivePlan(RingPlan):
 
     Example:
       >>> plan = AdaptivePlan(AdaptiveSpec(max_uses=2, buffer=8, batch_size=2))
-      >>> plan.need(2), plan.write(2).tolist(), plan.next(2).fresh_index.tolist()
-      (Need(must=2, may=0), [[0, 1]], [[0, 1]])
+      >>> plan.need(2), plan.decide(2, rows=2).uses.fresh_index.tolist()
+      (Need(must=2, may=0), [[0, 1]])
       >>> plan.need(2)  # fresh items are optional: the buffer has enough
       Need(must=0, may=2)
-      >>> plan.next(2).repeat.tolist(), plan.need(2)
+      >>> plan.decide(2, rows=0).uses.repeat.tolist(), plan.need(2)
       ([[1, 1]], Need(must=2, may=0))
       >>> list(plan.log)
       [True, False]
     """
 
-    max_batches = 1
     _spec: AdaptiveSpec
 
     def __init__(
@@ -115,18 +114,16 @@ class AdaptivePlan(RingPlan):
             for lane in self._lanes.own
         ]
         self._recorder = Recorder()
-        self._taken = False  # fresh items came since the last batch
 
     @property
     def log(self) -> DecisionLog:
         return self._recorder.log
 
-    def need(self, uses: int, pending: int = 0) -> Need:
-        """Asks for fresh items at most once before a batch."""
+    def need(self, uses: int) -> Need:
         rows = self._lanes.rows
         if self._left is not None:
             rows = min(rows, self._left)
-        if self._taken or not rows:
+        if not rows:
             return Need()
         # If the batch needs items and the log takes none, the upstream had ended there.
         # A restored echo has not found that out yet.
@@ -153,36 +150,31 @@ class AdaptivePlan(RingPlan):
             and not any(items.due().size for items in self._items)
         )
 
-    def write(self, rows: int) -> np.ndarray:
+    def decide(self, uses: int, rows: int) -> Decision | None:
         position = len(self._recorder)
-        if rows and position < len(self._replay) and not self._replay[position]:
-            raise ValueError(
-                f"the log takes nothing before batch {position}, which cannot be made "
-                "without; use one that was recorded with this echo, or a larger buffer"
-            )
-        return self._take(rows)
-
-    def _take(self, rows: int) -> np.ndarray:
-        for items in self._items:
-            items.write(rows)
-        self._taken = True
-        return super()._take(rows)
-
-    def next(self, uses: int) -> BatchIndices | None:
-        position = len(self._recorder)
-        if position < len(self._replay) and self._replay[position] and not self._taken:
-            if self._left != 0:
-                raise RuntimeError("the log takes items here; ask need() before next()")
+        if position < len(self._replay) and self._replay[position] != bool(rows):
+            if rows:
+                raise ValueError(
+                    f"the log takes nothing before batch {position}, which cannot be "
+                    "made without; use one that was recorded with this echo, or a "
+                    "larger buffer"
+                )
             raise ValueError(
                 f"the log takes fresh items before batch {position}, but the upstream "
                 "has ended; replay it with the same data"
             )
-        size = min(uses, min([items.num_drawable for items in self._items]))
-        if size < uses and self._left != 0:
-            raise RuntimeError("the batch needs items; ask need() before next()")
-        return self._draw(size) if size else None
+        slots = self._take(rows)
+        size = min([self.batch, *(items.num_drawable for items in self._items)])
+        if not size:
+            return None
+        return Decision.at_once(self._draw(size, bool(rows)), self._written, slots)
 
-    def _draw(self, size: int) -> BatchIndices:
+    def _take(self, rows: int) -> np.ndarray:
+        for items in self._items:
+            items.write(rows)
+        return super()._take(rows)
+
+    def _draw(self, size: int, taken: bool) -> Uses:
         number = len(self._recorder)
         drawn = [items.draw(size, number) for items in self._items]
         slots, repeat = (
@@ -192,17 +184,16 @@ class AdaptivePlan(RingPlan):
         self._used += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
         self._latest = repeat
-        self._recorder.append(self._taken)
-        self._taken = False
+        self._recorder.append(taken)
         newest = self._written - 1
         items = newest - (newest - slots.astype(np.int64)) % self.num_slots
-        return BatchIndices(slots, self._lanes.global_index(items), repeat)
+        return Uses(slots, self._lanes.global_index(items), repeat)
 
-    def get_state(self, pending: int = 0) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         return {
             "fresh": self._written,
             "log": self._recorder.to_json(),
-            "pending": pending,
+            "pending": self._pending,
             "plan": self._fingerprint,
         }
 
@@ -232,33 +223,26 @@ class AdaptivePlan(RingPlan):
         before = dict(vars(self))
         try:
             log = DecisionLog.from_json(state["log"])
-            batch = self._decide_again(log, state["fresh"])
-            pending = _last_uses(batch, state["pending"])
+            latest = self._decide_again(log, state["fresh"])
+            if state["pending"] and state["pending"] >= latest.size:
+                raise ValueError(
+                    f"this state says pending={state['pending']}, but its last batch "
+                    f"has {latest.size} uses; it is damaged"
+                )
         except ValueError:
             vars(self).update(before)
             raise
-        return self._restored(pending)
+        return self._restored(latest, state["pending"])
 
-    def _decide_again(self, log: DecisionLog, fresh: int) -> BatchIndices | None:
+    def _decide_again(self, log: DecisionLog, fresh: int) -> Uses:
         """Makes the batches of a log again from the start; returns the last one."""
         self._start()
-        batch = None
+        batch = Uses.none()
         for taken in log:
             if taken:
                 self._take(min(self._lanes.rows, fresh - self._written))
             drawable = min([items.num_drawable for items in self._items])
             if not drawable:
                 raise ValueError(_TOO_FEW)
-            batch = self._draw(min(self.batch, drawable))
+            batch = self._draw(min(self.batch, drawable), taken)
         return batch
-
-
-def _last_uses(batch: BatchIndices | None, count: int) -> list[Use]:
-    """Returns the last ``count`` uses of a batch, which must be fewer than all."""
-    uses = in_turn(batch)
-    if count and count >= len(uses):
-        raise ValueError(
-            f"this state says pending={count}, but its last batch has {len(uses)} "
-            "uses; it is damaged"
-        )
-    return uses[len(uses) - count :]

@@ -6,7 +6,7 @@ plan serves every store. Items come in lanes (`echo_jax.echo.plans.lanes`); on t
 there is one lane.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,54 +15,76 @@ import numpy as np
 from echo_jax.echo.counts import Counts
 
 __all__ = [
-    "BatchIndices",
+    "Decision",
     "Need",
     "Plan",
     "Restored",
-    "Use",
+    "Uses",
     "check_state_keys",
-    "in_turn",
+    "outputs_of",
 ]
 
 
 class Need(NamedTuple):
-    """The number of further rows of every lane that the next uses need.
+    """The number of further rows of every lane that the next decision needs."""
 
-    Attributes:
-      must: Rows without which the next uses are impossible.
-      may: Further rows that are taken if they are ready.
-    """
-
-    must: int = 0
-    may: int = 0
+    must: int = 0  # without which the next uses are impossible
+    may: int = 0  # that are taken if they are ready
 
 
 @dataclass(slots=True)
-class BatchIndices:
-    """Uses that a store reads together, lane by lane.
+class Uses:
+    """Which rows of batches are which use of which item, lane by lane, in order.
 
-    Attributes:
-      slots: Slot of every use in its lane, ``int32[G, n]``.
-      fresh_index: Fresh index of every use, over all lanes, ``int64[G, n]``.
-      repeat: Number of the use of its item, from 0, ``int32[G, n]``.
-      last: Whether the slot is free afterwards, ``bool[G, n]``; None if slots are never
-        free, but only overwritten.
+    The arrays of a single lane may have no axis of lanes.
     """
 
-    slots: np.ndarray
-    fresh_index: np.ndarray
-    repeat: np.ndarray
+    slots: np.ndarray  # slot of every use in its lane, int32[G, n]
+    fresh_index: np.ndarray  # of its item, over all lanes, int64[G, n]
+    repeat: np.ndarray  # number of the use of its item, from 0, int32[G, n]
+    # Whether the slot is free afterwards, bool[G, n]; None if slots are never free, but
+    # only overwritten.
     last: np.ndarray | None = None
 
-    def of_lanes(self, lanes: Sequence[int]) -> "BatchIndices":
-        """Returns the uses of some lanes, for stores that keep all slots."""
-        at = list(lanes)
-        return BatchIndices(self.slots[at], self.fresh_index[at], self.repeat[at])
+    @property
+    def size(self) -> int:
+        """Uses of each lane, n."""
+        return self.repeat.shape[-1]
+
+    def __getitem__(self, where: Any) -> "Uses":
+        """Returns the uses of some lanes, at some places: ``uses[lanes, places]``."""
+        last = None if self.last is None else self.last[where]
+        slots, index = self.slots[where], self.fresh_index[where]
+        return Uses(slots, index, self.repeat[where], last)
+
+    @classmethod
+    def none(cls, num_lanes: int = 1) -> "Uses":
+        index = np.zeros((num_lanes, 0), np.int64)
+        return cls(index.astype(np.int32), index, index.astype(np.int32))
 
 
-# One use: its slot, its fresh index, its repeat, and whether its slot is free
-# afterwards. It is a plain tuple because one is made for every use.
-Use = tuple[int, int, int, bool]
+class Decision(NamedTuple):
+    """Uses that are decided, and the rows that have to be written before them."""
+
+    uses: Uses
+    # The rows of each lane that a use needs, of those ever written: at least, and at
+    # most as long as no slot is written before its last use. Both int64[n].
+    rows: np.ndarray
+    most: np.ndarray
+    slots: np.ndarray  # of the next rows, int32[G, r]
+
+    def rows_for(self, start: int, stop: int) -> int:
+        """Returns the rows that must be written before some uses are read together."""
+        rows = int(self.rows[stop - 1])
+        if rows > self.most[start]:
+            raise AssertionError("an echo plan ran out of slots; this is a bug")
+        return rows
+
+    @classmethod
+    def at_once(cls, uses: Uses, written: int, slots: np.ndarray) -> "Decision":
+        """Returns a decision whose rows are all written before the first use."""
+        rows = np.full(uses.size, written)
+        return cls(uses, rows, rows, slots)
 
 
 class Restored(NamedTuple):
@@ -72,72 +94,46 @@ class Restored(NamedTuple):
     # Slots of that row and the rows after it, int32[G, n]; `num_slots` for rows that
     # are not kept.
     slots: np.ndarray
-    pending: Sequence[Use] = ()  # that were decided and not handed out
+    pending: Uses | None = None  # that were decided and not handed out
 
 
 class Plan(Protocol):
-    """Decides an echo.
-
-    A driver runs any plan like this::
-
-        need = plan.need(n)
-        rows = take(upstream, need.must or (need.may if they are ready))
-        if fewer rows came:
-            plan.end(how many came)
-        store.write(plan.write(rows), rows)
-        batch = plan.next(n)
-        output(store.read(batch.slots), batch.fresh_index, batch.repeat)
-
-    In every method, ``pending`` is the number of the latest uses of each lane that were
-    decided and not handed out.
-
-    Attributes:
-      batch: Uses of each lane in a batch, b.
-      max_batches: The most batches that a device feed may ask for together.
-      batches_ahead: The most batches that `next` may be asked for at once.
-      unit: Uses that are decided together if they are handed out one at a time.
-      is_identity: Whether every item is used once, in order.
-    """
+    """Decides an echo; `outputs_of` shows how it is run."""
 
     num_slots: int
-    batch: int
-    max_batches: int
-    batches_ahead: int
-    unit: int
-    is_identity: bool
+    batch: int  # uses of each lane in a batch, b
+    max_batches: int  # that a device feed may ask for together, at most
 
-    def counts(self, pending: int = 0) -> Counts:
-        """Returns the counts over all lanes, of the uses that were handed out."""
+    @property
+    def row(self) -> int:
+        """Rows of each lane that were taken in."""
         ...
 
-    def need(self, uses: int, pending: int = 0) -> Need:
-        """Returns the rows that the next uses of each lane need."""
-        # They come after the pending uses. The slots of uses that are not pending may
-        # be written to from now on.
+    def need(self, uses: int) -> Need:
+        """Returns the rows that must be at hand before the next uses are decided."""
+        # A fixed plan decides before it knows whether the rows come: it needs none.
         ...
 
-    def write(self, rows: int) -> np.ndarray:
-        """Takes in at most `need` rows; returns their slots, ``int32[G, n]``."""
-        # n is below ``rows`` if the next uses have to free the other slots first.
+    def decide(self, uses: int, rows: int) -> Decision | None:
+        """Decides the next uses of each lane; None after the end."""
+        # ``rows`` are taken in, as many as `need` said. It decides more uses if that
+        # is cheap, and fewer before the end. Several batches are always whole.
         ...
 
-    def next(self, uses: int) -> BatchIndices | None:
-        """Decides up to ``uses`` uses of each lane; None after the end."""
-        # It returns fewer uses if the others need unwritten rows, and at the end.
-        # Several batches are always whole. All uses decided before count as handed out.
+    def settle(self, uses: int, row: int) -> None:
+        """Notes how many of the decided uses were handed out, and the rows written."""
         ...
 
-    def run(self) -> list[Use]:
-        """Decides the next uses of one lane, for one at a time; none at the end."""
-        # `need` was asked for `unit` uses before.
+    def counts(self, uses: int) -> Counts:
+        """Returns the counts over all lanes if so many decided uses are handed out."""
         ...
 
     def end(self, rows: int) -> None:
-        """Tells the plan that the upstream has ``rows`` more rows of each lane."""
+        """Tells that the upstream has ``rows`` more rows; what is decided is void."""
         ...
 
     def anchor(self) -> int:
-        """Returns `Restored.first` of the latest state, or of a newer `need`."""
+        """Returns `Restored.first` of the settled state, or of an earlier one."""
         ...
 
     def oldest(self) -> int:
@@ -148,8 +144,8 @@ class Plan(Protocol):
         """Returns the first row from ``row`` on where reading again may begin."""
         ...
 
-    def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """Returns the state, of JSON types."""
+    def get_state(self) -> dict[str, Any]:
+        """Returns the settled state, of JSON types."""
         ...
 
     def check_state(self, state: Any) -> None:
@@ -161,13 +157,45 @@ class Plan(Protocol):
         ...
 
 
-def in_turn(batch: BatchIndices | None) -> list[Use]:
-    """Returns the uses of a batch of one lane, one by one."""
-    if batch is None:
-        return []
-    last = np.zeros_like(batch.repeat, bool) if batch.last is None else batch.last
-    columns = (batch.slots, batch.fresh_index, batch.repeat, last)
-    return list(zip(*(each[0].tolist() for each in columns), strict=True))
+def outputs_of(
+    plan: Plan, total: int, uses: int, ready: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[np.ndarray, Uses]]:
+    """Runs a plan without a store, over an upstream of ``total`` rows for each lane.
+
+    Args:
+      plan: A new plan, or one that was restored.
+      total: Rows.
+      uses: Uses of each lane in an output.
+      ready: Returns whether optional rows are at hand.
+
+    Yields:
+      The slots of the rows that are written before an output, ``int32[G, r]``, and the
+      uses of the output, fewer of them at the end.
+    """
+    decision, at, ended = None, 0, False
+    first = row = plan.row
+    while True:
+        if decision is None or at + uses > decision.uses.size:
+            first, (must, may) = row, plan.need(uses)
+            rows = must or (may if may and ready() else 0)
+            if row + rows > total and not ended:
+                plan.end(total - row)
+                must, may = plan.need(uses)
+                rows, ended = must or may, True
+            decision, at = plan.decide(uses, rows), 0
+            if decision is None:
+                return
+        stop = min(at + uses, decision.uses.size)
+        after = max(row, decision.rows_for(at, stop))
+        if after > total and not ended:
+            plan.settle(at, row)
+            plan.end(total - row)
+            decision, ended = None, True
+            continue
+        slots = decision.slots[:, row - first : after - first]
+        plan.settle(stop, after)
+        yield slots, decision.uses[:, at:stop]
+        at, row = stop, after
 
 
 def check_state_keys(state: Any, keys: set[str], what: str) -> None:

@@ -1,13 +1,15 @@
 """One lane of a fixed echo: a pure state machine over integers.
 
-It follows an order, gives slots of a store to fresh items, and takes the slots back.
+It follows an order, and gives the slots of a store to fresh items, in the order in
+which the slots get free. So many batches can be decided at once, before the first of
+their items is read.
 """
 
 import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,54 +18,33 @@ from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Piece
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.plans.base import check_state_keys
+from echo_jax.echo.plans.base import Decision, Uses, check_state_keys
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["FixedLane", "Uses"]
+__all__ = ["FixedLane"]
 
 _LEAST_STRIDE = 64
 
 _PLACE_KEYS = {"anchor", "carry", "position", "round"}
 _STATE_KEYS = {"end", "fresh", "repeats", "spec", "uses"} | _PLACE_KEYS
-_RUN_AHEAD = 64
-
-
-class Uses(NamedTuple):
-    """Consecutive uses of one lane, in output order."""
-
-    slots: np.ndarray  # slot of every use, int32[n]; a slot may occur twice
-    fresh_index: np.ndarray  # int64[n]
-    repeat: np.ndarray  # number of the use of its item, from 0, int32[n]
-    last: np.ndarray  # whether the slot is free afterwards, bool[n]
-    newest: np.ndarray  # the largest fresh index so far, int64[n]
-
-    @property
-    def size(self) -> int:
-        return self.slots.size
-
-    def part(self, start: int, stop: int) -> "Uses":
-        if stop - start == self.size:
-            return self
-        return Uses(*(column[start:stop] for column in self))
 
 
 class FixedLane:
     """A lane of a fixed, fractional or scheduled echo."""
 
     def __init__(
-        self, spec: EchoSpec, *, ahead: int = 0, options: tuple[object, ...] = ()
+        self, spec: EchoSpec, *, ahead: int, uses: int, options: tuple[object, ...] = ()
     ):
-        # ``ahead`` fresh items may be written before a use needs them.
+        # ``ahead`` fresh items may be written before a use needs them, and at most
+        # ``uses`` are decided at once.
         self._spec = spec
         self._fingerprint = spec.fingerprint
         if options:
             self._fingerprint = fingerprint(spec.fingerprint, *options)
         self._rounds = rounds_of(spec)
-        self.is_identity = (
-            isinstance(self._rounds, Consecutive) and spec.schedule.max_factor == 1
-        )
         self.num_slots = self._rounds.num_slots + ahead
-        span = 1 << (self._rounds.window + self.num_slots).bit_length()
+        fresh = uses // int(spec.schedule.min_factor) + 1
+        span = 1 << (self._rounds.window + 2 * self.num_slots + fresh).bit_length()
         self._slot_of = np.zeros(span, np.int32)
         self._wrap = span - 1
         # Upstream states are saved often enough that a restore reads few needless
@@ -73,38 +54,29 @@ class FixedLane:
         self._restart(dict.fromkeys(_STATE_KEYS, 0) | {"end": -1})
 
     def _restart(self, state: Mapping[str, int]) -> None:
-        # ``fresh`` items were taken so far, and ``written`` ones have got a slot.
+        # ``fresh`` items were used so far, and ``written`` ones are in slots.
         self.fresh = self.written = state["fresh"]
         self._uses, self._repeats = state["uses"], state["repeats"]
-        self._end = state["end"]
+        self.end = state["end"]
         self._free = np.arange(self.num_slots, dtype=np.int32)
-        self._num_free = self.num_slots
         self._pieces = self._rounds.pieces(
             state["round"], state["anchor"], state["carry"]
         )
         self._piece = next(self._pieces)
         self._in_round = 0  # uses of the round before the piece
-        self._at = 0  # uses of the piece that are emitted
+        self._at = 0  # uses of the piece that are handed out
         self._ahead: list[Piece] = []
-        # The last look-ahead of `missing`, for the `next` that follows it.
-        self._looked_at: tuple[int, list[tuple[Piece, int, int, int]]] = 0, []
+        # What is decided, how many of its uses are handed out, and the rows before it.
+        self._decided: Decision | None = None
+        self._handed_out = self._before = 0
 
-    @property
-    def counts(self) -> Counts:
-        return Counts(self.fresh, self._uses, self._repeats)
-
-    def counts_after(self, uses: Uses) -> Counts:
-        """Returns the counts after these uses are emitted, too."""
-        return Counts(
-            max(self.fresh, int(uses.newest[-1]) + 1),
-            self._uses + uses.size,
-            self._repeats + int(np.count_nonzero(uses.repeat)),
-        )
-
-    @property
-    def left(self) -> int | None:
-        """Fresh items that are still to be written; None until the end is known."""
-        return None if self._end < 0 else self._end - self.written
+    def counts(self, uses: int) -> Counts:
+        if self._decided is None or uses <= self._handed_out:
+            return Counts(self.fresh, self._uses, self._repeats)
+        fresh = max(self.fresh, int(self._decided.rows[uses - 1]))
+        more = self._decided.uses.repeat[self._handed_out : uses]
+        repeats = self._repeats + int(np.count_nonzero(more))
+        return Counts(fresh, self._uses + more.size, repeats)
 
     def anchor(self) -> int:
         """Returns the first fresh item that the state refers to."""
@@ -119,7 +91,7 @@ class FixedLane:
         # A slot holds the last item that it was given to.
         held = np.full(self.num_slots, self.fresh)
         held[self._slot_of[items & self._wrap]] = items
-        held[self._free[: self._num_free]] = self.fresh
+        held[self._free] = self.fresh
         return min(self.fresh, int(held.min()))
 
     def next_anchor(self, index: int) -> int:
@@ -129,146 +101,124 @@ class FixedLane:
             return anchor
         return min(anchor, -(-index // self._stride) * self._stride)
 
-    def missing(self, uses: int) -> int:
-        """Returns how many unwritten fresh items the next uses need."""
-        looked_at, runs = self._looked_at
-        if looked_at != uses:
-            runs = self._runs(uses)
-            self._looked_at = uses, runs
-        return max([0, *(top + 1 - self.written for *_, top in runs)])
-
     def end_at(self, total: int) -> None:
-        """Sets the number of items of the whole upstream."""
-        self._looked_at = 0, []
-        self._end = total
+        """Sets the number of items of the whole upstream; what is decided is void."""
+        self.end = total
         self._piece = self._within_end(self._piece)
         self._ahead = [self._within_end(p) for p in self._ahead if p.anchor < total]
+        self._decided, self._handed_out = None, 0
 
-    def write(self, items: int) -> np.ndarray:
-        """Gives slots to at most ``items`` items; returns the slots, ``int32[n]``."""
-        count = min(items, self._num_free)
-        self._num_free -= count
-        slots = self._free[self._num_free : self._num_free + count].copy()
-        self._assign(slots)
-        return slots
+    def decide(self, uses: int) -> Decision | None:
+        """Decides up to ``uses`` next uses, as if all their items came.
 
-    def take_back(self, items: int) -> None:
-        """Frees the slots of the last written items; no use of them was emitted."""
-        last = np.arange(self.written - items, self.written)
-        end = self._num_free + items
-        self._free[self._num_free : end] = self._slot_of.take(last & self._wrap)
-        self._num_free = end
-        self.written -= items
-
-    def look(self, uses: int) -> Uses | None:
-        """Returns up to ``uses`` next uses of written items; None at the end."""
-        # The result stays the same until something is written.
-        looked_at, runs = self._looked_at
-        parts = []
-        for piece, low, high, top in runs if looked_at == uses else self._runs(uses):
-            end = high
-            if top >= self.written:
-                end = low + int(piece.newest[low:high].searchsorted(self.written))
-            if end > low:
-                parts.append(self._read(piece, low, end))
-            if end < high:
-                if not parts:
-                    raise AssertionError("an echo plan ran out of slots; this is a bug")
-                break
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        *columns, newest = map(np.concatenate, zip(*parts, strict=True))
-        return Uses(*columns, newest=np.maximum.accumulate(newest))
-
-    def look_on(self) -> Uses | None:
-        """Returns the next use, and those after it that need no further fresh item."""
-        looked_at, runs = self._looked_at
-        if looked_at != 1:
-            runs = self._runs(1)
+        Returns:
+          The decision, whose arrays have no axis of lanes; None at the end.
+        """
+        self._decided, self._handed_out, self._before = None, 0, self.written
+        runs = self._runs(uses)
         if not runs:
             return None
-        piece, low, _, newest = runs[0]
-        newest = max(newest, self.fresh - 1)
-        size = piece.newest[low : low + _RUN_AHEAD].searchsorted(newest, "right")
-        return self._read(piece, low, low + int(size))
+        index, repeat, last, newest = runs[0]
+        if len(runs) > 1:
+            index, repeat, last, newest = map(np.concatenate, zip(*runs, strict=True))
+            newest = np.maximum.accumulate(newest)
+        rows = np.maximum(newest + 1, self.fresh)
+        given = self._give(index.compress(last))
+        if rows[-1] > self.written + given.size:
+            raise AssertionError("an echo plan ran out of slots; this is a bug")
+        most = np.empty(last.size, np.int64)
+        most[0] = self.written + self._free.size
+        np.cumsum(last[:-1], out=most[1:])
+        most[1:] += most[0]
+        slots = self._slot_of.take(index & self._wrap)
+        found = Uses(slots, index, repeat, last)
+        self._decided = Decision(found, rows, most, given)
+        return self._decided
 
-    def emit(self, uses: Uses) -> None:
-        """Emits the next uses, which `look` or `look_on` returned."""
-        slots, _, repeat, last, newest = uses
-        self.fresh = max(self.fresh, int(newest[-1]) + 1)
-        freed = slots.compress(last)
-        self._free[self._num_free : self._num_free + freed.size] = freed
-        self._num_free += freed.size
-        self._uses += slots.size
-        self._repeats += int(np.count_nonzero(repeat))
-        self._advance(slots.size)
-
-    def pass_on(self) -> int:
-        """Counts an item that went straight through an identity; returns its index."""
-        index = self.fresh
-        self.fresh = self.written = index + 1
-        self._uses += 1
-        return index
-
-    def _runs(self, n: int) -> list[tuple[Piece, int, int, int]]:
-        """Returns the next ``n`` uses as runs of (piece, start, end, newest item)."""
+    def _runs(self, n: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns the next ``n`` uses in parts: index, repeat, last, newest item."""
         runs = []
         piece, low, ahead = self._piece, self._at, 0
         while True:
-            high = min(piece.index.size, low + n)
-            if high > low:
-                runs.append((piece, low, high, int(piece.newest[high - 1])))
-                n -= high - low
+            part = slice(low, low + n)
+            if size := piece.index[part].size:
+                columns = piece.index, piece.repeat, piece.last, piece.newest
+                runs.append(tuple(column[part] for column in columns))
+                n -= size
             if n == 0:
                 return runs
             if ahead == len(self._ahead):
                 following = next(self._pieces)
-                if 0 <= self._end <= following.anchor:
+                if 0 <= self.end <= following.anchor:
                     return runs
                 self._ahead.append(self._within_end(following))
             piece, low = self._ahead[ahead], 0
             ahead += 1
 
-    def _within_end(self, piece: Piece) -> Piece:
-        if self._end < 0:
-            return piece
-        keep = piece.index < self._end
-        if keep.all():
-            return piece
-        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
-        newest = np.maximum.accumulate(index)
-        return replace(piece, index=index, repeat=repeat, last=last, newest=newest)
+    def _give(self, ending: np.ndarray) -> np.ndarray:
+        """Returns slots for the next rows: the free ones, then those of some items."""
+        given = np.concatenate([self._free, np.empty(ending.size, np.int32)])
+        self._assign(self.written, self._free)
+        # Items that get their slot here may end here, too.
+        at, row = self._free.size, self.written + self._free.size
+        newest = np.maximum.accumulate(ending)
+        while at < given.size:
+            done = at - self._free.size
+            stop = int(newest.searchsorted(row))
+            if stop == done:
+                raise AssertionError("an echo plan ran out of slots; this is a bug")
+            slots = self._slot_of.take(ending[done:stop] & self._wrap)
+            given[at : at + slots.size] = slots
+            self._assign(row, slots)
+            at, row = at + slots.size, row + slots.size
+        return given
 
-    def _read(self, piece: Piece, low: int, high: int) -> Uses:
-        """Returns the uses at some places of a piece, whose items are written."""
-        index = piece.index[low:high]
-        slots = self._slot_of.take(index & self._wrap)
-        repeat, last = piece.repeat[low:high], piece.last[low:high]
-        return Uses(slots, index, repeat, last, piece.newest[low:high])
-
-    def _assign(self, slots: np.ndarray) -> None:
-        """Gives slots to the next fresh items."""
-        start = self.written & self._wrap
+    def _assign(self, row: int, slots: np.ndarray) -> None:
+        """Gives slots to some rows."""
+        start = row & self._wrap
         before_wrap = self._slot_of.size - start
         self._slot_of[start : start + slots.size] = slots[:before_wrap]
         if slots.size > before_wrap:
             self._slot_of[: slots.size - before_wrap] = slots[before_wrap:]
-        self.written += slots.size
+
+    def settle(self, uses: int, written: int) -> None:
+        """Notes how many decided uses were handed out, and how many rows written."""
+        decided = self._decided
+        if decided is None:
+            return
+        if uses > self._handed_out:
+            found = self.counts(uses)
+            self.fresh, self._repeats = found.fresh, found.repeats
+            self._advance(uses - self._handed_out)
+            self._handed_out = uses
+        self.written = written
+        freed = decided.slots.size
+        if uses < decided.uses.size:
+            freed = int(decided.most[uses]) - self._before
+        self._free = decided.slots[written - self._before : freed]
 
     def _advance(self, n: int) -> None:
         """Moves on by ``n`` uses, and to the next piece if one is done."""
         self._at += n
-        self._looked_at = 0, []
+        self._uses += n
         while self._at >= self._piece.index.size and self._ahead:
             done, self._piece = self._piece, self._ahead.pop(0)
             self._at -= done.index.size
             same = done.round == self._piece.round
             self._in_round = self._in_round + done.index.size if same else 0
 
+    def _within_end(self, piece: Piece) -> Piece:
+        if self.end < 0:
+            return piece
+        keep = piece.index < self.end
+        if keep.all():
+            return piece
+        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
+        newest = np.maximum.accumulate(index)
+        return replace(piece, index=index, repeat=repeat, last=last, newest=newest)
+
     def _where(self) -> tuple[int, int, int, int]:
         """Returns the round, its anchor, its carry, and its number of emitted uses."""
-        if self.is_identity:
-            return self.fresh, self.fresh, 0, 0
         piece, at = self._piece, self._at
         if not isinstance(self._rounds, Consecutive):
             return piece.round, piece.anchor, piece.carry, self._in_round + at
@@ -285,7 +235,7 @@ class FixedLane:
         return {
             "anchor": anchor,
             "carry": carry,
-            "end": self._end,
+            "end": self.end,
             "fresh": self.fresh,
             "position": position,
             "repeats": self._repeats,
@@ -342,11 +292,16 @@ class FixedLane:
             self._ahead.append(self._within_end(next(self._pieces)))
             self._advance(0)
         items = self._in_use(state)
-        slots = np.arange(items.size, dtype=np.int32)
+        slots, self._free = np.split(self._free, [items.size])
         self._slot_of[items & self._wrap] = slots
-        self._num_free = self.num_slots - items.size
-        self._free[: self._num_free] = np.arange(items.size, self.num_slots)
         return items, slots
+
+    def resume(self, written: int) -> np.ndarray:
+        """Gives slots to rows that are written but not used yet, after `set_state`."""
+        slots, self._free = np.split(self._free, [written - self.written])
+        self._assign(self.written, slots)
+        self.written = written
+        return slots
 
     def _in_use(self, state: Mapping[str, int]) -> np.ndarray:
         """Returns the taken items that the rest of the order uses, ``int64[n]``."""

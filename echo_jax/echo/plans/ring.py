@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.plans.base import (
-    BatchIndices,
-    Restored,
-    Use,
-    check_state_keys,
-    in_turn,
-)
+from echo_jax.echo.plans.base import Restored, Uses, check_state_keys
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 
@@ -25,8 +19,7 @@ __all__ = ["RingPlan"]
 class RingPlan:
     """The common part of adaptive and stochastic plans: all but their decisions."""
 
-    batches_ahead = 1
-    is_identity = False
+    max_batches = 1
 
     def __init__(
         self,
@@ -39,25 +32,30 @@ class RingPlan:
     ):
         # ``rows`` fresh items come together in a lane.
         self._spec, self._lanes, self._fingerprint = spec, lanes, fingerprint
-        self.batch = self.unit = spec.batch_size // lanes.count
+        self.batch = spec.batch_size // lanes.count
         self.num_slots, self._rows = num_slots, rows
         self._start()
 
     def _start(self) -> None:
         self._written = 0  # items of a lane
         self._used = self._repeats = 0
+        # The repeats of the uses that were decided last, and how many of these uses are
+        # not handed out.
         self._latest = np.zeros((len(self._lanes.own), 0), np.int32)
+        self._pending = 0
         self._left: int | None = None  # rows that will still come, once known
 
-    def counts(self, pending: int = 0) -> Counts:
-        fresh = self._written * len(self._lanes.own)
-        return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
+    @property
+    def row(self) -> int:
+        return self._written
 
-    def next(self, uses: int) -> BatchIndices | None:
-        raise NotImplementedError
+    def counts(self, uses: int) -> Counts:
+        fresh, pending = self._written * len(self._lanes.own), self._latest[:, uses:]
+        repeats = self._repeats - int(np.count_nonzero(pending))
+        return Counts(fresh, self._used - pending.size, repeats)
 
-    def run(self) -> list[Use]:
-        return in_turn(self.next(self.batch))
+    def settle(self, uses: int, row: int) -> None:
+        self._pending = self._latest.shape[1] - uses
 
     def end(self, rows: int) -> None:
         self._left = rows
@@ -88,16 +86,20 @@ class RingPlan:
     def _slots(self, items: np.ndarray) -> np.ndarray:
         return (items % self.num_slots).astype(np.int32)
 
-    def _batch(self, items: np.ndarray, repeat: np.ndarray) -> BatchIndices:
-        index = self._lanes.global_index(items)
-        return BatchIndices(self._slots(items), index, repeat)
+    def _uses_of(self, items: np.ndarray, repeat: np.ndarray) -> Uses:
+        return Uses(self._slots(items), self._lanes.global_index(items), repeat)
 
-    def _restored(self, pending: list[Use]) -> Restored:
+    def _restored(self, latest: Uses | None, pending: int) -> Restored:
+        """Returns what a state holds, and the last uses of the latest batch."""
+        left = Uses.none(len(self._lanes.own))
+        if latest is not None and pending:
+            left = latest[:, -pending:]
+        self._latest, self._pending = left.repeat, pending
         # ``num_slots`` stands for items that are not held any more.
         first = self.anchor()
         slots = self._slots_from(first)
         slots[:, : max(0, self._written - self.num_slots) - first] = self.num_slots
-        return Restored(first, slots, pending)
+        return Restored(first, slots, left)
 
     def _check(self, state: Any, keys: set[str], what: str) -> Mapping[str, Any]:
         """Returns a state that has these keys and is of this plan."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint, mix, sequence
-from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, in_turn
+from echo_jax.echo.plans.base import Decision, Need, Restored
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
@@ -46,8 +46,7 @@ class StochasticPlan(RingPlan):
       >>> fetch = FetchSchedule(start=0.5, end=0.5)
       >>> plan = StochasticPlan(StochasticSpec(fetch, buffer=4, batch_size=2, seed=1))
       >>> for _ in range(4):
-      ...     _ = plan.write(plan.need(2).must)
-      ...     print(plan.next(2).fresh_index.tolist())
+      ...     print(plan.decide(2, plan.need(2).must).uses.fresh_index.tolist())
       [[0, 1]]
       [[1, 0]]
       [[2, 3]]
@@ -94,28 +93,35 @@ class StochasticPlan(RingPlan):
         self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
-    def need(self, uses: int, pending: int = 0) -> Need:
+    def need(self, uses: int) -> Need:
         batches = -(-uses // self.batch)
         fetches = int(np.count_nonzero(self._fetches_ahead(batches)))
         missing = max(0, self._fetched + fetches * self.batch - self._written)
         return Need(missing if self._left is None else min(missing, self._left))
 
-    def write(self, rows: int) -> np.ndarray:
-        return self._take(rows)
+    def decide(self, uses: int, rows: int) -> Decision | None:
+        slots, made = self._take(rows), []
+        for _ in range(-(-uses // self.batch)):
+            if self._fetches_ahead(1)[0] and self._written == self._fetched:
+                break
+            made.append(self._advance(self._written))
+            if made[-1][0].shape[1] < self.batch:
+                break
+        if not made:
+            return None
+        if len(made) > 1 and made[-1][0].shape[1] < self.batch:
+            made.pop()  # Several batches are always whole; the stream has ended.
+        items, self._latest = (
+            np.concatenate(x, axis=1) for x in zip(*made, strict=True)
+        )
+        uses_ = self._uses_of(items, self._latest)
+        return Decision.at_once(uses_, self._written, slots)
 
-    def next(self, uses: int) -> BatchIndices | None:
-        if self._fetches_ahead(1)[0] and self._written - self._fetched < uses:
-            if self._left != 0:
-                raise RuntimeError("the batch needs items; ask need() before next()")
-            if self._written == self._fetched:
-                return None
-        return self._batch(*self._advance(self._written))
-
-    def get_state(self, pending: int = 0) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         return {
             "batches": self._batches,
             "fresh": self._written,
-            "pending": pending,
+            "pending": self._pending,
             "plan": self._fingerprint,
             "repeats": self._repeats,
         }
@@ -153,16 +159,14 @@ class StochasticPlan(RingPlan):
         oldest = max(0, fetched - self._memory) // self.batch
         self._fetched = oldest * self.batch
         self._batches = int(fetching[oldest]) if oldest < fetching.size else 0
-        items = repeat = None
+        latest = None
         while self._batches < state["batches"]:
-            items, repeat = self._advance(fresh)
+            latest = self._advance(fresh)
         self._written, self._left = fresh, None
         self._repeats = state["repeats"]
         self._used = self._repeats + fetched * len(self._lanes.own)
-        pending: list[Use] = []
-        if state["pending"] and items is not None and repeat is not None:
-            pending = in_turn(self._batch(items, repeat))[-state["pending"] :]
-        return self._restored(pending)
+        uses = None if latest is None else self._uses_of(*latest)
+        return self._restored(uses, state["pending"])
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:
         """Returns which of the first ``batches`` are fetched, ``int64[n]``."""
@@ -210,7 +214,6 @@ class StochasticPlan(RingPlan):
             self._repeats += items.size
         np.put_along_axis(self._uses, items % self.num_slots, repeat + 1, 1)
         self._used += items.size
-        self._latest = repeat
         self._batches += 1
         return items, repeat
 

@@ -21,6 +21,7 @@ from echo_jax.echo.stores.leaves import (
     check_leaf,
     frozen,
     is_plain,
+    read_only,
     view,
 )
 from echo_jax.echo.tree import Structure, flatten, tree_map
@@ -39,9 +40,12 @@ class ItemStore:
     # every use.
 
     rewritten_rows = _REWRITTEN_ROWS
+    eager = False
 
-    def __init__(self, num_slots: int):
+    def __init__(self, num_slots: int, *, copies: bool = True):
+        # Without copies an item goes through once, before the next one is read.
         self._items: list[Any] = [None] * num_slots
+        self._copies = copies
 
     # An item is copied before the next one is read, because that one may reuse its
     # arrays.
@@ -49,6 +53,8 @@ class ItemStore:
 
     def prepare(self, values: list[Any]) -> list[Element]:
         """Returns copies of items; raises ValueError if an item cannot be kept."""
+        if not self._copies:
+            return [(tree_map(read_only, item), 0, 1) for item in values]
         for item in values:
             if not is_plain(item):
                 for path, leaf in flatten(item):
@@ -66,7 +72,8 @@ class ItemStore:
         self.write(slots[:, kept], items)
 
     def read_one(self, slot: int) -> Any:
-        return tree_map(view, self._items[slot])
+        item = self._items[slot]
+        return tree_map(view, item) if self._copies else item
 
     def clear_one(self, slot: int) -> None:
         self._items[slot] = None
@@ -104,7 +111,7 @@ class RingStore:
 
     def __init__(self, num_slots: int, *, stacked: bool = False):
         self._num_slots = num_slots
-        self._stacked = stacked
+        self._stacked = self.eager = stacked
         self.rows_of_first = 0  # of stacked items, once they are known
         self._guard = ReuseGuard()
         self._structure: Structure | None = None
