@@ -55,7 +55,7 @@ where = dict(
 
 
 def slow(batch):
-    time.sleep(0.02)
+    time.sleep(0.1)
     return batch
 
 
