@@ -121,8 +121,10 @@ class DeviceFeed:
         self.tags: UseInfo | None = None
         self._plan, self._seed = plan, seed
         self._slots, self._lanes = _Slots(buffer, lanes), lanes
-        # Sending a batch must not delay the reading of the next.
-        self._upstream = ReadAhead(iter(iterable)) if prefetch else None
+        # Sending a batch to several devices takes long, and must not delay the reading
+        # of the next.
+        is_slow = prefetch and buffer.mesh.size > 1
+        self._upstream = ReadAhead(iter(iterable)) if is_slow else None
         reader = Reader(
             self._upstream or iter(iterable),
             # Any host batch may be the oldest one with an item in use.
