@@ -15,10 +15,7 @@ __all__ = ["assert_device_laws"]
 
 MakeDeviceEcho = Callable[[CountingUpstream, Any, Any], Iterator[Any]]
 _MASK = 2**32 - 1
-_GUARDS = [
-    f"jax_transfer_guard_{way}"
-    for way in ("host_to_device", "device_to_device", "device_to_host")
-]
+_WAYS = ("host_to_device", "device_to_device", "device_to_host")
 
 
 def assert_device_laws(
@@ -53,29 +50,34 @@ def assert_device_laws(
     rows = rows or spec.batch_size
     index = np.arange(num_batches * rows, dtype=np.int32).reshape(num_batches, rows)
 
-    def start() -> Iterator[Any]:
+    def start() -> Any:
         upstream = CountingUpstream([{"index": part} for part in index])
         return make_echo(upstream, spec, _seen_by_all)
 
     outputs: list[Any] = []
-    states: list[Any] = []
+    state: Any = None
     with _guarded(spec):
-        echo: Any = start()
+        echo = start()
         for output in echo:
             outputs.append(output)
             if len(outputs) == 1 and hasattr(echo, "get_state"):
-                states.append(echo.get_state())
+                state = echo.get_state()
         close(echo)
-        for state in states:
+        if state is not None:
             echo = start()
             echo.set_state(state)
             next(echo, None)
             close(echo)
     for position, (batch, tags) in enumerate(outputs):
-        _check_rows(spec, position, batch, tags)
-    if isinstance(spec, EchoSpec) and all(
-        tags.repeat.size == spec.batch_size for _, tags in outputs
-    ):
+        due, found = _due(spec, tags), jax.device_get(batch)
+        for name, values in due.items():
+            if found[name].tolist() != values:
+                raise AssertionError(
+                    f"law 12 (no padding) is broken at output {position}: expected "
+                    f"{name} {values}, got {found[name].tolist()}; {spec}"
+                )
+    sizes = {tags.repeat.size for _, tags in outputs}
+    if isinstance(spec, EchoSpec) and sizes <= {spec.batch_size}:
         raise ValueError(
             f"all batches have batch_size={spec.batch_size} rows, so padding was not "
             f"checked. Choose other rows or num_batches than {rows} and {num_batches}."
@@ -94,31 +96,27 @@ def _seen_by_all(batch: Any, keys: Any) -> Any:
     }
 
 
-def _check_rows(spec: AnySpec, position: int, batch: Any, tags: Any) -> None:
+def _due(spec: AnySpec, tags: Any) -> dict[str, list[int]]:
+    """Returns what `_seen_by_all` makes of the rows with some tags."""
     index = np.asarray(tags.fresh_index)
     words = seed_for_use(spec.seed, index, tags.repeat).view(np.uint32)
-    expected = {
-        "index": index.tolist(),
-        "rows": [index.size] * index.size,
-        "sum": [int(index.sum())] * index.size,
-        "keys": [int(words.sum(dtype=np.uint64)) & _MASK] * index.size,
+    whole = {
+        "rows": index.size,
+        "sum": int(index.sum()),
+        "keys": int(words.sum(dtype=np.uint64)) & _MASK,
     }
-    found = {name: leaf.tolist() for name, leaf in jax.device_get(batch).items()}
-    for name, values in expected.items():
-        if found[name] != values:
-            raise AssertionError(
-                f"law 12 (no padding) is broken at output {position}: expected {name} "
-                f"{values}, got {found[name]}; {spec}"
-            )
+    alike = {name: [value] * index.size for name, value in whole.items()}
+    return {"index": index.tolist(), **alike}
 
 
 @contextlib.contextmanager
 def _guarded(spec: AnySpec) -> Iterator[None]:
     """Disallows implicit transfers in all threads of the process."""
-    before = [getattr(jax.config, name) for name in _GUARDS]
-    for name in _GUARDS:
-        jax.config.update(name, "disallow")
+    names = [f"jax_transfer_guard_{way}" for way in _WAYS]
+    before = {name: getattr(jax.config, name) for name in names}
     try:
+        for name in names:
+            jax.config.update(name, "disallow")
         yield
     except jax.errors.JaxRuntimeError as error:
         if "Disallowed" not in str(error):
@@ -128,5 +126,5 @@ def _guarded(spec: AnySpec) -> Iterator[None]:
             f"a jax.transfer_guard of your own; {spec}"
         ) from error
     finally:
-        for name, level in zip(_GUARDS, before, strict=True):
+        for name, level in before.items():
             jax.config.update(name, level)

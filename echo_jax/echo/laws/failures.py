@@ -1,45 +1,115 @@
-"""Law 10 of an echo: it makes an output as a whole or not at all."""
+"""Laws 10 and 11 of an echo: it may fail or be interrupted, closed and dropped."""
 
 import contextlib
+import dis
+import functools
+import gc
 import itertools
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import sys
+import sysconfig
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
-from echo_jax.echo.laws.interruption import Interruption
 from echo_jax.echo.tree import tree_map
 
-__all__ = ["all_or_nothing"]
+__all__ = ["Interrupted", "Interruption", "all_or_nothing", "one_consumer"]
 
-_END = object()
-_NO_STATE = object()
 # After this many failures in a row, the echo counts as refusing.
 _NUM_ATTEMPTS = 5
 # How many runs are interrupted, and within how many lines of an output.
 _NUM_RUNS, _NUM_LINES = 3, 90
+# Limits for events that take milliseconds if the law holds: an answer to a second
+# thread, and the end of an unneeded thread.
+_ANSWER_S = 10.0
+_END_S = 10.0
+
+_NO_FAULT = contextlib.nullcontext()
+_PATHS = sysconfig.get_paths()
+_ECHO = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LAWS = os.path.dirname(__file__) + os.sep
+_FINALIZE = weakref.finalize.__call__.__code__
+# Only the echo's own code is interrupted, not Python's library or packages.
+_LEFT_ALONE = (_LAWS, _PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], "<")
 
 
-class _Failing(Sequence[Any]):
-    """Items whose reads of some numbers fail; with `dies`, no item follows."""
+class Interrupted(BaseException):
+    """Replaces a `KeyboardInterrupt`; no other code raises it."""
 
-    def __init__(self, items: list[Any], failing: set[int], *, dies: bool = False):
-        self._items, self._failing, self._dies = items, failing, dies
-        self._reads = itertools.count()
-        self._dead = False
+
+# It counts the lines that this thread executes. It raises only where Python could
+# raise for a signal, so never between a `with` block and its end.
+class Interruption:
+    """Raises `Interrupted` before some executed line of an echo's code, from 1 on."""
+
+    def __init__(self, line: int):
+        self._left = line
+
+    def __enter__(self) -> "Interruption":
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        # An installed echo_jax is itself in a folder that is left alone.
+        path = frame.f_code.co_filename
+        own = path.startswith(_ECHO) and not path.startswith(_LAWS)
+        return self._line if own or not path.startswith(_LEFT_ALONE) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self._left -= 1
+            if self._left <= 0 and not _is_spared(frame):
+                sys.settrace(None)
+                raise Interrupted("in the middle of an echo")
+        return self._line
+
+
+def _is_spared(frame: FrameType) -> bool:
+    """Whether a signal could not raise here, or a tracer cannot raise like a signal."""
+    at = frame.f_lasti
+    rest = (each for each in dis.get_instructions(frame.f_code) if each.offset >= at)
+    four = list(itertools.islice(rest, 4))
+    # A `with` line is executed a second time to end its block.
+    ends_with = [x.argval for x in four if x.opname == "LOAD_CONST"] == [None] * 3
+    # In Python 3.12, an error that a tracer raises at the next element of a
+    # comprehension skips the except clauses of its function.
+    if ends_with or four[0].opname == "FOR_ITER":
+        return True
+    # Nothing can be raised where another echo is being collected. The collector calls
+    # a finalizer with the dead reference, other callers without one.
+    above: FrameType | None = frame
+    while above is not None:
+        code = above.f_code
+        if code.co_name == "__del__" or (code is _FINALIZE and above.f_locals["_"]):
+            return True
+        above = above.f_back
+    return False
+
+
+class _Watched(Sequence[Any]):
+    """Items that call a function with the items and the read's number before a read."""
+
+    def __init__(self, items: list[Any], before: Callable[[list[Any], int], None]):
+        self._items, self._before, self._reads = items, before, itertools.count()
 
     def __len__(self) -> int:
-        return 0 if self._dead else len(self._items)
+        return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
-        if self._dead:
-            raise IndexError("the upstream is gone")
-        if next(self._reads) in self._failing:
-            self._dead = self._dies
-            raise OSError("a read of the upstream failed")
+        if self._items:
+            self._before(self._items, next(self._reads))
         return self._items[index]
 
 
@@ -48,131 +118,187 @@ def all_or_nothing(trial: Trial, record: Record) -> None:
     if not trial.num_items:
         return
     last = trial.num_items - 1
-    for failing in ({0}, {last // 2}, {last}, {1, 3, last // 2 + 4}):
-        echo, _ = trial.start(wrap=lambda items, at=failing: _Failing(items, at))
-        _Attempts(trial, record.outputs, "after a failed read").run(echo)
+    attempts = functools.partial(_check_attempts, trial, record)
+    for reads in ({0}, {last // 2}, {last}, {1, 3, last // 2 + 4}):
+        attempts("after a failed read", _failing(reads, dies=False))
     for at in {0, last // 2, last}:
-        echo, _ = trial.start(
-            wrap=lambda items, at=at: _Failing(items, {at}, dies=True)
-        )
-        what = "after the upstream died"
-        _Attempts(trial, record.outputs, what, ends_with_it=True).run(echo)
+        died = _failing({at}, dies=True)
+        attempts("after the upstream died", died, refusal_ends=True)
     for at in {0, last // 2, last}:
         _refuse_an_item(trial, record, at)
     for number in range(_NUM_RUNS):
-        lines = random.Random(number)
-        echo, _ = trial.start()
-        attempts = _Attempts(
-            trial,
-            record.outputs,
-            "after an interruption",
-            fault=lambda lines=lines: _interruption(lines),
-        )
-        attempts.run(echo)
+        fault = functools.partial(_interruption, random.Random(number))
+        attempts("after an interruption", fault=fault)
+
+
+def _failing(reads: set[int], *, dies: bool) -> Callable[[list[Any]], Sequence[Any]]:
+    """Returns a wrapper of items whose reads fail; if it dies, no item follows."""
+
+    def before(items: list[Any], read: int) -> None:
+        if read in reads:
+            if dies:
+                items.clear()
+            raise OSError("a read of the upstream failed")
+
+    return lambda items: _Watched(items, before)
+
+
+def _refuse_an_item(trial: Trial, record: Record, at: int) -> None:
+    """Gives an echo an item of another shape, which it may take or refuse."""
+    item = tree_map(lambda leaf: np.stack([leaf, leaf]), trial.make_item(at))
+    due = [
+        [u._replace(bits=bits_of(item)) if u.fresh_index == at else u for u in output]
+        for output in record.outputs
+    ]
+    _check_attempts(
+        trial,
+        record,
+        f"after item {at} of another shape",
+        lambda items: [*items[:at], item, *items[at + 1 :]],
+        due=due,
+        refusal_ends=True,
+    )
 
 
 def _interruption(lines: random.Random) -> Any:
     """Returns an interruption for every fourth output on average."""
     if lines.random() < 0.75:
-        return contextlib.nullcontext()
+        return _NO_FAULT
     return Interruption(lines.randrange(1, _NUM_LINES))
 
 
-def _refuse_an_item(trial: Trial, record: Record, at: int) -> None:
-    """Gives an echo an item of another shape, which it may take or refuse."""
-
-    def reshaped(items: list[Any]) -> list[Any]:
-        items[at] = tree_map(lambda leaf: np.stack([leaf, leaf]), items[at])
-        return items
-
-    [item] = reshaped([trial.make_item(at)] * (at + 1))[at:]
-    expected = [
-        [
-            use._replace(bits=bits_of(item)) if use.fresh_index == at else use
-            for use in output
-        ]
-        for output in record.outputs
-    ]
-    echo, _ = trial.start(wrap=reshaped)
-    what = f"after item {at} of another shape"
-    _Attempts(trial, expected, what, ends_with_it=True, sound=record.outputs).run(echo)
-
-
-@dataclass
-class _Attempts:
+def _check_attempts(
+    trial: Trial,
+    record: Record,
+    what: str,
+    wrap: Callable[[list[Any]], Sequence[Any]] = list,
+    *,
+    due: list[list[Use]] | None = None,  # the outputs, if these items have others
+    fault: Callable[[], Any] = lambda: _NO_FAULT,
+    refusal_ends: bool = False,  # no restore helps
+) -> None:
     """Takes outputs from an echo that fails, and compares them with those due."""
-
-    trial: Trial
-    due: list[list[Use]]
-    what: str
-    fault: Callable[[], Any] = contextlib.nullcontext
-    ends_with_it: bool = False  # A refusal is the end: no restore helps.
-    # The outputs over a sound upstream, if they differ from ``due``.
-    sound: list[list[Use]] = field(default_factory=list)
-
-    def run(self, echo: Iterator[Any]) -> None:
-        """Runs to the end of the stream, or until the echo refuses for good."""
-        done, state, faults = 0, _state_of(echo), 0
-        while True:
-            output = _attempt(echo, self.fault())
-            for _ in range(_NUM_ATTEMPTS):
-                if not isinstance(output, BaseException):
-                    break
-                faults += 1
-                self._check_state(echo, done, faults)
-                output = _attempt(echo)
-            if isinstance(output, BaseException):
-                if self.ends_with_it or state is _NO_STATE:
-                    break
-                echo.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
-                continue
-            if output is _END:
-                if done < len(self.due):
-                    self._fail(done, self.due[done], "the end of the stream")
+    echo, _ = trial.start(wrap)
+    due = due or record.outputs
+    done, state, faults = 0, _state_of(echo), 0
+    while True:
+        output = _attempt(echo, fault())
+        for _ in range(_NUM_ATTEMPTS):
+            if not isinstance(output, BaseException):
                 break
-            uses = uses_of(output)
-            if done == len(self.due):
-                self._fail(done, "the end of the stream", uses)
-            if uses != self.due[done]:
-                same = repr(uses) == repr(self.due[done])
-                found = f"other content under the tags {uses}" if same else uses
-                self._fail(done, self.due[done], found)
+            faults += 1
+            # A state, if there is one, must follow the last good output. More than
+            # four states would not find more, and each takes a run.
+            after = _state_of(echo) if faults <= 4 else None
+            if after is not None:
+                rest, _ = trial.resumed(after)
+                where = f"of a state that was saved at output {done} {what}"
+                trial.compare(10, where, record.outputs[done:], rest)
+            output = _attempt(echo)
+        if isinstance(output, BaseException):
+            if refusal_ends or state is None:
+                break
+            echo.set_state(state)
+        elif output is None:
+            trial.compare(10, what, due[done:], [], at=done)
+            break
+        else:
+            trial.compare(10, what, due[done : done + 1], [output], at=done)
             done, state = done + 1, _state_of(echo)
-        close(echo)
-
-    def _check_state(self, echo: Any, done: int, faults: int) -> None:
-        """Requires that a state, if there is one, follows the last good output."""
-        state = _state_of(echo)
-        if state is _NO_STATE or faults > 4:
-            return  # Further states would not find more, and each takes a run.
-        fresh, _ = self.trial.start()
-        fresh.set_state(state)
-        rest = [uses_of(output) for output in self.trial.limited(fresh)]
-        close(fresh)
-        due = self.sound or self.due
-        what = f"of a state that was saved at output {done} {self.what}"
-        self.trial.compare(10, what, due[done:], rest)
-
-    def _fail(self, done: int, expected: object, got: object) -> None:
-        self.trial.fail(10, f"at output {done} {self.what}", expected, got)
+    close(echo)
 
 
-def _attempt(echo: Iterator[Any], fault: Any = None) -> Any:
-    """Returns the next output, the end, or the raised error."""
+def _attempt(echo: Any, fault: Any = _NO_FAULT) -> Any:
+    """Returns the uses of the next output, None at the end, or the raised error."""
     try:
-        with fault or contextlib.nullcontext():
-            return next(echo)
-    except StopIteration:
-        return _END
+        with fault:
+            output = next(echo, None)
+        return None if output is None else uses_of(output)
+    except (KeyboardInterrupt, AssertionError):
+        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | AssertionError):
-            raise
         return error
 
 
 def _state_of(echo: Any) -> Any:
-    """Returns the echo's state, or `_NO_STATE`."""
-    try:
+    """Returns the echo's state; None if it gives none."""
+    with contextlib.suppress(Exception):
         return echo.get_state()
-    except Exception:
-        return _NO_STATE
+
+
+def one_consumer(trial: Trial, record: Record) -> None:
+    """Law 11: a second thread is refused, a close is final, no thread stays."""
+    if not trial.num_items:
+        return
+    _check_two_threads(trial, record)
+    _check_close(trial, lambda echo: echo.close(), "after a close")
+    _check_close(trial, lambda echo: echo.__exit__(None, None, None), "after a with")
+    _check_threads(trial, close, "that was closed")
+    _check_threads(trial, lambda _: None, "that was dropped")
+
+
+def _check_two_threads(trial: Trial, record: Record) -> None:
+    """Requests an output while another thread waits for one."""
+    started, released = threading.Event(), threading.Event()
+
+    def wait(items: list[Any], read: int) -> None:
+        started.set()
+        # Longer than the check waits for the other thread.
+        released.wait(4 * _ANSWER_S)
+
+    def ask(found: list[Any]) -> None:
+        found.append(_attempt(echo))
+
+    echo, _ = trial.start(lambda items: _Watched(items, wait))
+    first, second = found = [], []
+    threads = [threading.Thread(target=ask, args=[x], daemon=True) for x in found]
+    threads[0].start()
+    where = "where another thread waits for an output"
+    try:
+        if not started.wait(4 * _ANSWER_S):
+            trial.fail(11, "at the start", "a read of the upstream", "none")
+        threads[1].start()
+        threads[1].join(_ANSWER_S)
+        answer = second[0] if second else "waiting"
+        if not isinstance(answer, ValueError):
+            trial.fail(11, where, "a ValueError at once", answer)
+    finally:
+        released.set()
+        threads[0].join(4 * _ANSWER_S)
+    what = "after another thread was refused"
+    trial.compare(11, what, record.outputs, [*first, *trial.rest(echo)])
+
+
+def _check_close(trial: Trial, shut: Callable[[Any], None], what: str) -> None:
+    """Closes an echo in the middle, twice, and requests more."""
+    for outputs in (0, 1):
+        echo, _ = trial.start()
+        names = ("close", "__enter__", "__exit__")
+        if missing := [name for name in names if not hasattr(echo, name)]:
+            trial.fail(11, "of a new echo", "a context manager with close", missing)
+        if echo.__enter__() is not echo:
+            trial.fail(11, "at the start of a with", "the echo itself", "another")
+        for _ in range(outputs):
+            next(echo)
+        for _ in range(2):
+            shut(echo)
+        for _ in range(2):
+            found = _attempt(echo)
+            if not isinstance(found, ValueError):
+                trial.fail(11, what, "a ValueError", repr(found))
+
+
+def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:
+    """Fails if an echo leaves a thread behind."""
+    before = set(threading.enumerate())
+    echo, _ = trial.start()
+    next(echo)
+    end(echo)
+    del echo
+    deadline = time.monotonic() + _END_S
+    while left := set(threading.enumerate()) - before:
+        if time.monotonic() > deadline:
+            found = sorted(map(str, left))
+            trial.fail(11, f"of an echo {what}", "no thread left", found)
+        gc.collect()
+        time.sleep(0.001)

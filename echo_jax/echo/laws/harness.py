@@ -4,17 +4,16 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.laws.modes import most_uses, plan_run
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.laws.modes import most_uses
+from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.tree import flatten, tree_map
 
 __all__ = [
-    "NAMES",
     "CountingUpstream",
     "MakeEcho",
     "Record",
@@ -26,7 +25,7 @@ __all__ = [
     "uses_of",
 ]
 
-NAMES = {
+_NAMES = {
     1: "exactness",
     2: "identity",
     3: "economy",
@@ -107,32 +106,32 @@ class Record:
     def uses(self) -> list[Use]:
         return list(itertools.chain.from_iterable(self.outputs))
 
+    def steps(self) -> Iterator[tuple[int, int, list[Use]]]:
+        """Yields the number of outputs so far, the reads, and the last output."""
+        pairs = zip(self.reads, [[], *self.outputs], strict=True)
+        return ((number, *pair) for number, pair in enumerate(pairs))
+
 
 @dataclass(frozen=True)
 class Trial:
-    """An echo under test: its spec as given (``live``), and with decisions."""
+    """An echo under test, and how it is tested; see `assert_echo_laws`."""
 
     make_echo: MakeEcho
     spec: AnySpec
-    live: AnySpec
     num_items: int
     make_item: Callable[[int], Any]
     others: tuple[MakeEcho, ...]
     read_ahead: int
-    max_rereads: int | None
-    positions: tuple[int, ...] | None
+    max_rereads: int
+    positions: set[int] | None
 
     def start(
-        self,
-        *,
-        make_echo: MakeEcho | None = None,
-        pause_s: float = 0.0,
-        wrap: Callable[[list[Any]], Sequence[Any]] = list,
+        self, wrap: Callable[[list[Any]], Sequence[Any]] = list, *, pause_s: float = 0.0
     ) -> tuple[Any, CountingUpstream]:
         """Makes an echo over a new upstream; ``wrap`` can make its items misbehave."""
         items = [self.make_item(index) for index in range(self.num_items)]
         upstream = CountingUpstream(wrap(items), pause_s)
-        return (make_echo or self.make_echo)(upstream, self.spec), upstream
+        return self.make_echo(upstream, self.spec), upstream
 
     def record(self, *, states: bool = False, pause_s: float = 0.0) -> Record:
         """Runs an echo from start to end."""
@@ -148,48 +147,44 @@ class Trial:
         close(echo)
         return record
 
-    def decided(self, law: int, *, states: bool = False) -> tuple["Trial", Record]:
-        """Runs a deciding adaptive echo; returns a trial with its log, and the run."""
-        trial = replace(self, spec=self.live)
-        record = trial.record(states=states, pause_s=0.001)
-        if record.log is None:
-            trial.fail(law, "at the end of a run", "what it decided as `log`", None)
-        assert isinstance(self.live, AdaptiveSpec)
-        spec = replace(self.live, replay=record.log)
-        return replace(self, spec=spec, live=spec), record
+    def rest(self, echo: Any) -> list[list[Use]]:
+        """Takes the rest of the outputs, and closes the echo."""
+        outputs = [uses_of(output) for output in self.limited(echo)]
+        close(echo)
+        return outputs
 
-    @property
-    def decides(self) -> bool:
-        """Whether the given spec leaves decisions to the echo."""
-        return self.live != self.spec
+    def resumed(self, state: Any) -> tuple[list[list[Use]], int]:
+        """Returns the outputs after a state, and how many items they took to read."""
+        echo, upstream = self.start()
+        echo.set_state(state)
+        return self.rest(echo), upstream.reads
 
     def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
         """Yields the outputs, with a limit in case the echo never ends."""
         return itertools.islice(echo, most_uses(self.spec, self.num_items) + 2)
 
-    def plan(self) -> list[tuple[int, int]]:
-        """Returns the (fresh index, repeat) pairs of the reference plan."""
-        return plan_run(self.spec, self.num_items)[0]
-
     def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
         """Reports a broken law."""
         raise AssertionError(
-            f"law {law} ({NAMES[law]}) is broken {where}: expected {expected}, "
+            f"law {law} ({_NAMES[law]}) is broken {where}: expected {expected}, "
             f"got {got}; {self.spec}, num_items={self.num_items}"
         )
 
     def compare(
-        self, law: int, what: str, expected: Sequence[Any], got: Sequence[Any]
+        self,
+        law: int,
+        what: str,
+        expected: Sequence[Any],
+        got: Sequence[Any],
+        at: int = 0,
     ) -> None:
-        """Fails at the first position where two sequences differ."""
-        for position, (left, right) in enumerate(zip(expected, got, strict=False)):
+        """Fails where two sequences, which begin with output ``at``, differ first."""
+        both = itertools.zip_longest(expected, got, fillvalue="the end of the stream")
+        for position, (left, right) in enumerate(both, at):
             if left != right:
                 same = repr(left) == repr(right)
                 found = f"other content under the tags {right}" if same else right
                 self.fail(law, f"at output {position} {what}", left, found)
-        if len(expected) != len(got):
-            where = f"at output {min(len(expected), len(got))} {what}"
-            self.fail(law, where, f"{len(expected)} outputs", f"{len(got)} outputs")
 
 
 def uses_of(output: Any) -> list[Use]:
@@ -203,16 +198,15 @@ def uses_of(output: Any) -> list[Use]:
     ]
 
 
-def bits_of(item: Any) -> tuple[Any, ...]:
+def bits_of(item: Any) -> list[tuple[Any, ...]]:
     """Returns the whole content of an item, as values that can be compared."""
-    bits = []
-    for path, leaf in flatten(item):
-        array = np.asarray(leaf)
-        if array.dtype == object:
-            bits.append((path, leaf))
-        else:
-            bits.append((path, array.dtype.str, array.shape, array.tobytes()))
-    return tuple(bits)
+    leaves = [(path, leaf, np.asarray(leaf)) for path, leaf in flatten(item)]
+    return [
+        (path, leaf)
+        if array.dtype == object
+        else (path, array.dtype.str, array.shape, array.tobytes())
+        for path, leaf, array in leaves
+    ]
 
 
 def one_more(echo: Iterator[Any]) -> Iterator[Any]:

@@ -6,7 +6,6 @@ mistake in `echo_jax.echo.schedule` or in a plan cannot confirm itself.
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -19,14 +18,7 @@ from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = [
-    "batches_of",
-    "log_of",
-    "most_uses",
-    "plan_run",
-    "taken_early",
-    "uses_by_item",
-]
+__all__ = ["batches_of", "most_uses", "plan_run", "taken_early", "uses_by_item"]
 
 
 def uses_by_item(spec: EchoSpec, num_items: int) -> list[int]:
@@ -91,9 +83,3 @@ def plan_run(
     for _, uses in outputs_of(plan, num_items, size, ready):
         pairs += zip(uses.fresh_index[0].tolist(), uses.repeat[0].tolist(), strict=True)
     return pairs, getattr(plan, "log", None)
-
-
-def log_of(spec: AdaptiveSpec, num_items: int) -> DecisionLog | None:
-    """Returns decisions of an echo whose items are ready in half of all cases."""
-    coins = random.Random(spec.seed)
-    return plan_run(spec, num_items, lambda: coins.random() < 0.5)[1]
