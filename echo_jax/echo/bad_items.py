@@ -8,7 +8,7 @@ import numpy as np
 __all__ = ["BadItem", "BadItems"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class BadItem:
     """A fresh item that is never used: its place in the stream, record and fault."""
 
@@ -28,8 +28,7 @@ class BadItems:
     # uses alone, and an item that a restored stream reads again counts once.
 
     def __init__(self, items_per_index: int = 1):
-        # ``items_per_index`` is the number of examples of a batch if batches are
-        # echoed: the echo's fresh index then counts batches.
+        """Takes the examples of a fresh index: a batch's if batches are echoed."""
         self._items_per_index = items_per_index
         # By their fresh index. Threads add to it.
         self._found: dict[int, BadItem] = {}
@@ -46,8 +45,6 @@ class BadItems:
         """Returns and forgets bad items at the first use of their replacements."""
         first = set(fresh_index[repeat == 0].tolist())
         # A copy in one step: a thread may add to it.
-        found = sorted(self._found.copy().values())
-        used = [each for each in found if each.index // self._items_per_index in first]
-        for each in used:
-            del self._found[each.index]
-        return used
+        found = sorted(self._found.copy())
+        used = [index for index in found if index // self._items_per_index in first]
+        return [self._found.pop(index) for index in used]

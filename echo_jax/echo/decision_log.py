@@ -6,7 +6,6 @@ An echo that gets a log makes the same decisions again.
 """
 
 import base64
-import binascii
 import json
 import os
 import secrets
@@ -14,7 +13,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 import numpy as np
 
@@ -58,26 +57,28 @@ class DecisionLog(Sequence[bool]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> bool: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "DecisionLog": ...
-
-    def __getitem__(self, index: int | slice) -> "bool | DecisionLog":
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            if (start, step) == (0, 1):
-                return self._first(stop)
-            decisions = self._unpacked(0, self._length)[index]
-            return self._of(_packed(decisions.tobytes()), decisions.size)
-        place = range(self._length)[index]
-        return bool(self._packed[place // 8] >> (7 - place % 8) & 1)
+    def __getitem__(self, index: int | slice) -> Any:
+        places = range(self._length)[index]
+        if isinstance(places, int):
+            return bool(self._packed[places // 8] >> (7 - places % 8) & 1)
+        if (places.start, places.step) == (0, 1):
+            # The start of a log is cut without unpacking it.
+            packed = bytearray(self._packed[: -(-len(places) // 8)])
+            if packed:
+                packed[-1] &= 0xFF << (-len(places) % 8) & 0xFF
+            return self._of(bytes(packed), len(places))
+        bits = self._unpacked(0, self._length)[index]
+        return self._of(_packed(bits.tobytes()), bits.size)
 
     def __iter__(self) -> Iterator[bool]:
         for start in range(0, self._length, _UNPACKED_AT_ONCE):
-            stop = min(start + _UNPACKED_AT_ONCE, self._length)
-            yield from map(bool, self._unpacked(start, stop).tobytes())
+            yield from self._unpacked(start, start + _UNPACKED_AT_ONCE).tolist()
+
+    def _unpacked(self, start: int, stop: int) -> np.ndarray:
+        """Returns decisions before ``stop``, ``bool[n]``; ``start`` divides by 8."""
+        packed = np.frombuffer(self._packed[start // 8 : -(-stop // 8)], np.uint8)
+        count = min(stop, self._length) - start
+        return np.unpackbits(packed, count=count).view(bool)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DecisionLog):
@@ -97,19 +98,7 @@ class DecisionLog(Sequence[bool]):
 
     def starts_with(self, other: "DecisionLog") -> bool:
         """Returns whether the other log is the start of this log, or all of it."""
-        return self._length >= other._length and self._first(other._length) == other
-
-    def _first(self, count: int) -> "DecisionLog":
-        """Returns the first ``count`` decisions."""
-        packed = bytearray(self._packed[: -(-count // 8)])
-        if packed:
-            packed[-1] &= 0xFF << (-count % 8) & 0xFF
-        return self._of(bytes(packed), count)
-
-    def _unpacked(self, start: int, stop: int) -> np.ndarray:
-        """Returns decisions, ``uint8[stop - start]``; ``start`` is a multiple of 8."""
-        packed = self._packed[start // 8 : -(-stop // 8)]
-        return np.unpackbits(np.frombuffer(packed, np.uint8), count=stop - start)
+        return self[: len(other)] == other
 
     def to_json(self) -> dict[str, Any]:
         """Returns the log as JSON types.
@@ -136,28 +125,21 @@ class DecisionLog(Sequence[bool]):
         if not isinstance(record, dict) or set(record) != _KEYS:
             raise ValueError(
                 "this is not the record of a decision log; give what "
-                "DecisionLog.to_json returned: "
-                f"{', '.join(sorted(_KEYS))}"
+                f"DecisionLog.to_json returned: {', '.join(sorted(_KEYS))}"
             )
-        if type(record["version"]) is not int or record["version"] != _VERSION:
+        version, decisions = record["version"], record["decisions"]
+        if type(version) is not int or version != _VERSION:
             raise ValueError(
-                f"decision log version {record['version']!r:.40} is unknown; this "
-                f"version of echo_jax reads version {_VERSION}"
+                f"decision log version {version!r:.40} is unknown; this version of "
+                f"echo_jax reads version {_VERSION}"
             )
-        decisions, bits = record["decisions"], record["bits"]
         if type(decisions) is not int or not 0 <= decisions <= _MAX_DECISIONS:
             raise ValueError(
                 f"a decision log of {decisions!r:.40} decisions is refused; it must "
                 f"have 0 to {_MAX_DECISIONS}"
             )
-        size = -(-decisions // 8)
-        if not isinstance(bits, str) or len(bits) > _max_text(size):
-            raise ValueError(
-                f"the bits of a decision log of {decisions} decisions must be text of "
-                f"at most {_max_text(size)} characters"
-            )
-        packed = _inflate(bits, size)
-        if size and packed[-1] & ~(0xFF << (-decisions % 8)):
+        packed = _inflated(record["bits"], -(-decisions // 8))
+        if packed and packed[-1] & ~(0xFF << (-decisions % 8)):
             raise ValueError(
                 f"a decision log has bits set after its {decisions} decisions"
             )
@@ -203,19 +185,18 @@ class DecisionLog(Sequence[bool]):
           OSError: The file cannot be opened.
           ValueError: The file is not a decision log.
         """
+        name = os.fspath(path)
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(
-                    f"{os.fspath(path)} is not a decision log: it is no regular file"
-                )
-            return cls.read(file, name=os.fspath(path))
+                raise ValueError(f"{name} is not a decision log: it is no regular file")
+            return cls.read(file, name=name)
 
     @classmethod
     def read(cls, file: IO[bytes], *, name: str) -> "DecisionLog":
-        """Reads a decision log from an open file of any source.
+        """Reads a decision log from an open binary file of any source.
 
         Args:
-          file: A binary file, positioned at the start of the log.
+          file: A file, positioned at the start of the log.
           name: The name of the file in errors.
 
         Raises:
@@ -227,16 +208,13 @@ class DecisionLog(Sequence[bool]):
             raise ValueError(f"{name} is larger than any decision log, {limit} bytes")
         try:
             record = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name} is not a decision log: it is not JSON") from error
-        try:
             # Logs of an earlier version have no checksum.
             if isinstance(record, dict) and _SUM in record:
                 found = record.pop(_SUM)
                 if found != _checksum(record):
                     raise ValueError("it does not have the checksum of its content")
             return cls.from_json(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not a decision log: {error}") from error
 
 
@@ -257,7 +235,7 @@ class Recorder:
     def __init__(self):
         self._decisions = bytearray()
         self._stream = zlib.compressobj(_LEVEL)
-        self._compressed = bytearray()
+        self._compressed = b""
         self._done = 0  # decisions that are in the stream
 
     def __len__(self) -> int:
@@ -269,12 +247,8 @@ class Recorder:
         return DecisionLog._of(_packed(self._decisions), len(self))
 
     def append(self, decision: bool) -> None:
-        """Adds a decision at the end.
-
-        Raises:
-          ValueError: The log is full.
-        """
-        if len(self._decisions) >= _MAX_DECISIONS:
+        """Adds a decision at the end; raises ValueError if the log is full."""
+        if len(self) >= _MAX_DECISIONS:
             raise ValueError(
                 f"a decision log holds at most {_MAX_DECISIONS} decisions; start the "
                 "run anew from a checkpoint of the model alone"
@@ -283,28 +257,17 @@ class Recorder:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the log so far, as `DecisionLog.to_json` does."""
-        whole = len(self._decisions) // 8 * 8
-        if whole > self._done:
-            fresh = _packed(self._decisions[self._done : whole])
-            self._compressed += self._stream.compress(fresh)
-            self._done = whole
+        whole = len(self) // 8 * 8
+        fresh = _packed(self._decisions[self._done : whole])
+        self._compressed += self._stream.compress(fresh)
+        self._done = whole
         stream = self._stream.copy()
         tail = stream.compress(_packed(self._decisions[whole:])) + stream.flush()
-        return _record(len(self), bytes(self._compressed) + tail)
+        return _record(len(self), self._compressed + tail)
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
-    """Returns the decisions of an adaptive echo up to a state.
-
-    If a thread makes batches ahead of their use, the state of a batch has fewer
-    decisions than the echo itself, which is ahead.
-
-    Args:
-      state: From ``get_state`` of any echo.
-
-    Returns:
-      The decisions; None if the echo was not adaptive.
-    """
+    """Returns the decisions of an adaptive echo up to a state; None in other modes."""
     log = state["plan"].get("log")
     return None if log is None else DecisionLog.from_json(log)
 
@@ -314,7 +277,7 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _packed(decisions: bytes | bytearray) -> bytes:
+def _packed(decisions: Any) -> bytes:
     return np.packbits(np.frombuffer(decisions, np.uint8)).tobytes()
 
 
@@ -324,11 +287,8 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 
 def _record(decisions: int, stream: bytes) -> dict[str, Any]:
-    return {
-        "version": _VERSION,
-        "decisions": decisions,
-        "bits": base64.b64encode(stream).decode(),
-    }
+    bits = base64.b64encode(stream).decode()
+    return {"version": _VERSION, "decisions": decisions, "bits": bits}
 
 
 def _max_text(size: int) -> int:
@@ -338,14 +298,18 @@ def _max_text(size: int) -> int:
     return (size + size // 1000 + 64) * 4 // 3 + 4
 
 
-def _inflate(bits: str, size: int) -> bytes:
+def _inflated(bits: Any, size: int) -> bytes:
     """Decodes text that must hold exactly ``size`` bytes."""
+    if not isinstance(bits, str) or len(bits) > _max_text(size):
+        raise ValueError(
+            f"the bits of a decision log of {size} bytes must be text of at most "
+            f"{_max_text(size)} characters"
+        )
+    stream = zlib.decompressobj()
     try:
-        packed = base64.b64decode(bits, validate=True)
-        stream = zlib.decompressobj()
         # A limit of 0 would mean no limit.
-        content = stream.decompress(packed, size + 1)
-    except (binascii.Error, ValueError, zlib.error) as error:
+        content = stream.decompress(base64.b64decode(bits, validate=True), size + 1)
+    except (ValueError, zlib.error) as error:
         raise ValueError(
             f"the bits of a decision log cannot be decoded: {error}"
         ) from error

@@ -40,17 +40,17 @@ def chosen_part(spec: AnySpec) -> dict[str, int]:
 
 def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
     """Returns the state of an echo without its chosen spec, and that spec."""
-    chosen = state.get("spec") if isinstance(state, Mapping) else None
+    rest = dict(state) if isinstance(state, Mapping) else {}
+    chosen = rest.pop("spec", None)
     if not isinstance(chosen, Mapping) or set(chosen) != {"batch_size", "buffer"}:
         raise ValueError(
             "the state is not one of an echo that was made without a spec. Make the "
             "echo with the spec that it had when the state was saved."
         )
     try:
-        spec = AdaptiveSpec(max_uses=_MAX_USES, **chosen)
+        return rest, AdaptiveSpec(max_uses=_MAX_USES, **chosen)
     except TypeError as error:
         raise ValueError(f"the state is damaged: {error}") from error
-    return {key: value for key, value in state.items() if key != "spec"}, spec
 
 
 def free_memory() -> int:
@@ -60,11 +60,9 @@ def free_memory() -> int:
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
-    limit, used = (
-        _read(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
-    )
-    if limit.strip().isdigit() and used.strip().isdigit():
-        free.append(max(0, int(limit) - int(used)))
+    group = [_read(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
+    if all(number.strip().isdigit() for number in group):
+        free.append(max(0, int(group[0]) - int(group[1])))
     return min(free)
 
 

@@ -57,36 +57,29 @@ class FetchSchedule:
                 names = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         for name in ("start", "end"):
-            self._check_value(name)
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float | np.number)
+            if isinstance(value, bool) or not is_number:
+                raise TypeError(f"{name}={value!r} must be a number")
+            if self.quantity == "p" and not 0 < value <= 1:
+                raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
+            if self.quantity == "e" and not 1 <= value < math.inf:
+                raise ValueError(f"{name}={value} must be an echo factor, at least 1")
         object.__setattr__(self, "updates", integer("updates", self.updates, 1))
         if self.schedule == "constant" and self.start != self.end:
             raise ValueError(
                 f"a constant schedule has end={self.end} other than start="
                 f"{self.start}; make them equal, or choose another schedule"
             )
-        self._check_milestones()
-
-    def _check_value(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise TypeError(f"{name}={value!r} must be a number")
-        if self.quantity == "p" and not 0 < value <= 1:
-            raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
-        if self.quantity == "e" and not 1 <= value < math.inf:
-            raise ValueError(f"{name}={value} must be an echo factor, at least 1")
-
-    def _check_milestones(self) -> None:
-        if self.schedule != "multistep":
-            if self.milestones:
-                raise ValueError(
-                    f"milestones={self.milestones} belong to schedule='multistep', "
-                    f"not to {self.schedule!r}"
-                )
-            return
+        if self.milestones and self.schedule != "multistep":
+            raise ValueError(
+                f"milestones={self.milestones} belong to schedule='multistep', "
+                f"not to {self.schedule!r}"
+            )
         marks = tuple(integer("a milestone", mark, 1) for mark in self.milestones)
         object.__setattr__(self, "milestones", marks)
-        increasing = all(a < b for a, b in itertools.pairwise((0, *marks)))
-        if not increasing or (marks and marks[-1] > self.updates):
+        bounded = (0, *marks, self.updates + 1)
+        if any(a >= b for a, b in itertools.pairwise(bounded)):
             raise ValueError(
                 f"milestones={marks} must ascend from above 0 to at most "
                 f"updates={self.updates}"
@@ -98,10 +91,8 @@ class FetchSchedule:
             return np.full(updates.shape, float(self.start))
         done = np.minimum(updates, self.updates) / self.updates
         if self.schedule == "multistep":
-            marks = self.milestones or (
-                math.ceil(self.updates / 2),
-                math.ceil(self.updates * 3 / 4),
-            )
+            half = math.ceil(self.updates / 2)
+            marks = self.milestones or (half, math.ceil(self.updates * 3 / 4))
             jumps = np.searchsorted(np.array(marks), updates, side="right")
             return self.start * (self.end / self.start) ** (jumps / len(marks))
         if self.schedule == "cosine":

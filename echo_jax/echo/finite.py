@@ -17,8 +17,6 @@ from echo_jax.echo.tree import flatten
 
 __all__ = ["BadItemError", "FiniteIterator", "check_finite", "is_finite", "what_is_bad"]
 
-# Kinds of dtypes that hold no floats: integers, booleans, text.
-_EXACT = "iubSU"
 _STATE_KEYS = {"skipped", "taken", "upstream"}
 
 
@@ -39,19 +37,11 @@ def is_finite(tree: Any) -> bool:
     kind = type(tree)
     # The common kinds first: every fresh item is checked.
     if kind is dict:
-        for part in tree.values():
-            if type(part) is np.ndarray and part.dtype.kind in _EXACT:
-                continue
-            if not is_finite(part):
-                return False
-        return True
-    if kind is np.ndarray or isinstance(tree, np.generic):
-        dtype = tree.dtype
-        if dtype.kind in _EXACT or not _is_floating(dtype):
-            return True
-        return bool(np.isfinite(tree).all())
+        return all(map(is_finite, tree.values()))
     if kind is list or kind is tuple:
         return all(map(is_finite, tree))
+    if kind is np.ndarray or isinstance(tree, np.generic):
+        return not _is_floating(tree.dtype) or bool(np.isfinite(tree).all())
     if kind is float:
         return math.isfinite(tree)
     if kind is int or kind is bytes or kind is str:
@@ -62,31 +52,24 @@ def is_finite(tree: Any) -> bool:
 def what_is_bad(tree: Any) -> str:
     """Returns a text that lists the leaves of an item that are not finite.
 
-    Args:
-      tree: A pytree.
-
     Example:
       >>> what_is_bad({"x": np.array([1.0, np.nan, np.inf])})
       "item['x'] holds 1 NaN and 1 infinity in 3 values"
     """
     said = []
     for path, leaf in flatten(tree):
-        counted = _counted(leaf)
-        if counted is None:
-            continue
-        nans, infinities, size = counted
-        kinds = [f"{nans} NaN"] if nans else []
-        if infinities:
-            kinds.append(f"{infinities} infinit{'y' if infinities == 1 else 'ies'}")
-        said.append(f"item{path} holds {' and '.join(kinds)} in {size} values")
+        if counted := _counted(leaf):
+            nans, infinities, size = counted
+            kinds = [f"{nans} NaN"] if nans else []
+            if infinities:
+                kinds.append(f"{infinities} infinit{'y' if infinities == 1 else 'ies'}")
+            said.append(f"item{path} holds {' and '.join(kinds)} in {size} values")
     return ", ".join(said)
 
 
 def _counted(leaf: Any) -> tuple[int, int, int] | None:
     """Returns NaNs, infinities and values of a leaf; None if all are finite."""
-    if not isinstance(leaf, float | complex | np.generic) and not hasattr(
-        leaf, "__array__"
-    ):
+    if not isinstance(leaf, float | complex) and not hasattr(leaf, "__array__"):
         return None
     array = np.asarray(leaf)
     if not _is_floating(array.dtype) or np.isfinite(array).all():
@@ -97,10 +80,8 @@ def _counted(leaf: Any) -> tuple[int, int, int] | None:
 
 @functools.lru_cache(maxsize=64)
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    if dtype.kind in "fc":
-        return True
     if dtype.kind != "V" or dtype.fields is not None:
-        return False
+        return dtype.kind in "fc"
     # bfloat16 and similar dtypes are not NumPy's own.
     try:
         np.isfinite(np.zeros((), dtype))
@@ -117,10 +98,9 @@ class FiniteIterator(Iterator[Any]):
       skipped: Items that were not finite.
     """
 
-    def __init__(self, iterator: Iterator[Any], max_bad: int):
+    def __init__(self, iterator: Any, max_bad: int):
         self.taken = self.skipped = 0
-        self._iterator: Any = iterator
-        self._max_bad = max_bad
+        self._iterator, self._max_bad = iterator, max_bad
         if is_resumable(iterator):
             self.get_state, self.set_state = self._get_state, self._set_state
 

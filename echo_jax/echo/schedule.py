@@ -5,7 +5,9 @@ arithmetic is in integers, because floats miscount: ``floor(100 * 1.15)`` is 114
 not 115.
 """
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,42 +23,29 @@ _MAX_FACTOR = 10**6
 
 
 def exact_fraction(value: int | float | str | Fraction) -> Fraction:
-    """Returns the fraction that a factor means.
+    """Returns the factor, at least 1, that a number or a string such as "7/3" means.
 
     A float means the nearest fraction whose denominator is at most 10^6, so that
     ``1.15`` is 23/20 and ``7 / 3`` is 7/3.
-
-    Args:
-      value: A number, or a string such as ``"23/20"`` or ``"1.15"``.
-
-    Returns:
-      The factor, at least 1.
 
     Raises:
       TypeError: The value is not a number or string.
       ValueError: It is not a finite number in [1, 10^6], or it is a fraction with a
         denominator over 10^6.
-
-    Example:
-      >>> exact_fraction(1.15)
-      Fraction(23, 20)
     """
     advice = "give a factor of at least 1, such as 2, 2.5 or '7/3'"
-    if isinstance(value, bool) or not isinstance(
-        value, int | float | str | Fraction | np.integer | np.floating
-    ):
-        raise TypeError(f"echo factor {value!r} is not a number; {advice}")
     if isinstance(value, np.integer | np.floating):
         value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise TypeError(f"echo factor {value!r} is not a number; {advice}")
+    try:
+        fraction = Fraction(value)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(
+            f"echo factor {value!r} is not a finite number; {advice}"
+        ) from error
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"echo factor {value!r} is not finite; {advice}")
-        fraction = Fraction(value).limit_denominator(_MAX_DENOMINATOR)
-    else:
-        try:
-            fraction = Fraction(value)
-        except (ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"echo factor {value!r} is no number; {advice}") from error
+        fraction = fraction.limit_denominator(_MAX_DENOMINATOR)
     if not 1 <= fraction <= _MAX_FACTOR:
         raise ValueError(
             f"echo factor {value!r} is outside [1, {_MAX_FACTOR}]; {advice}"
@@ -97,16 +86,12 @@ class Schedule:
     """The numbers of uses of all items, as a pure function with a carry.
 
     With C(k) the sum of the factors of the items before k, item k is used
-    floor(C(k+1)) - floor(C(k)) times. ``carry`` is the fraction of C(k), in units
-    of 1 / ``denominator``; it is the whole state.
-
-    Attributes:
-      starts: First fresh index of each piece; ``(0,)`` for a constant.
-      factors: The factor of each piece.
-      by_item: Set instead of pieces if a function gives the factor.
-      denominator: The unit of the carry is 1 / ``denominator``.
+    floor(C(k+1)) - floor(C(k)) times. The carry is the fraction of C(k), in units of
+    1 / ``denominator``; it is the whole state.
     """
 
+    # The first fresh index and the factor of each piece; if a function gives the
+    # factors, one piece with their bound.
     starts: tuple[int, ...]
     factors: tuple[Fraction, ...]
     by_item: FactorByItem | None = None
@@ -126,9 +111,8 @@ class Schedule:
     @property
     def constant(self) -> Fraction | None:
         """The factor, if it is the same for all items."""
-        if self.by_item is None and len(self.factors) == 1:
-            return self.factors[0]
-        return None
+        is_constant = self.by_item is None and len(self.factors) == 1
+        return self.factors[0] if is_constant else None
 
     @property
     def min_factor(self) -> Fraction:
@@ -143,27 +127,18 @@ class Schedule:
     def total(self, num_items: int) -> int | None:
         """Returns the uses of the first items; None if a function gives the factor.
 
-        Args:
-          num_items: How many items.
-
         Example:
           >>> as_schedule({0: 1, 2: 2.5}).total(5)
           9
         """
         if self.by_item is not None:
             return None
-        ends = (*self.starts[1:], num_items)
-        return math.floor(
-            sum(
-                factor * max(0, min(end, num_items) - start)
-                for start, end, factor in zip(
-                    self.starts, ends, self.factors, strict=True
-                )
-            )
-        )
+        ends = [min(start, num_items) for start in (*self.starts, num_items)]
+        counts = [end - start for start, end in itertools.pairwise(ends)]
+        return math.floor(sum(map(operator.mul, self.factors, counts)))
 
     def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
-        """Returns the numbers of uses of ``count`` items and the carry after them.
+        """Returns the numbers of uses of some items and the carry after them.
 
         Args:
           start: Index of the first item.
@@ -177,30 +152,25 @@ class Schedule:
           >>> as_schedule(2.5).uses(0, 4, 0)
           (array([2, 3, 2, 3]), 0)
         """
-        if self.constant is not None:
-            step = self.constant.numerator
-            if self.denominator == 1:
-                return np.full(count, step, np.int64), 0
-            total = carry + step * np.arange(count + 1, dtype=np.int64)
+        if self.constant is None:
+            sums = np.concatenate(([0], np.cumsum(self._units(start, count))))
+        elif self.denominator == 1:
+            return np.full(count, self.constant.numerator, np.int64), 0
         else:
-            total = carry + np.concatenate(
-                ([0], np.cumsum(self._units(start, count), dtype=np.int64))
-            )
+            sums = self.constant.numerator * np.arange(count + 1, dtype=np.int64)
+        total = carry + sums
         whole = total // self.denominator
-        after = int(total[-1] - whole[-1] * self.denominator)
-        return np.diff(whole), after
+        return np.diff(whole), int(total[-1] - whole[-1] * self.denominator)
 
     def _units(self, start: int, count: int) -> np.ndarray:
-        """Returns the factors of ``count`` items in units of 1 / denominator."""
+        """Returns factors in units of 1 / denominator, ``int64[count]``."""
         if self.by_item is not None:
-            return np.array(
-                [self._unit_of(k) for k in range(start, start + count)], np.int64
-            )
+            return np.array([*map(self._unit, range(start, start + count))], np.int64)
         units = np.array([int(f * self.denominator) for f in self.factors], np.int64)
         items = np.arange(start, start + count)
         return units[np.searchsorted(self.starts, items, side="right") - 1]
 
-    def _unit_of(self, item: int) -> int:
+    def _unit(self, item: int) -> int:
         assert self.by_item is not None
         value = self.by_item.function(item)
         # Compare with the bound as it was given: 1.1 is more than the fraction 11/10.
@@ -215,37 +185,21 @@ class Schedule:
 
 
 def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
-    """Returns the schedule that a factor means.
-
-    Args:
-      factor: A number, a mapping from the first fresh index of each piece to its
-        factor (which must have the key 0), or a `FactorByItem`.
-
-    Raises:
-      TypeError: It is none of these.
-      ValueError: A factor is below 1 or not finite, or no piece starts at 0.
-
-    Example:
-      >>> as_schedule({0: 1, 2: 3}).uses(0, 4, 0)[0]
-      array([1, 1, 3, 3])
-    """
+    """Returns the schedule that a factor means; raises if it is not one."""
     if isinstance(factor, FactorByItem):
-        bound = exact_fraction(factor.max_factor)
-        return Schedule((0,), (bound,), by_item=factor)
+        return Schedule((0,), (exact_fraction(factor.max_factor),), by_item=factor)
     if callable(factor):
         raise TypeError(
             "a function as echo factor needs a bound; "
             "give FactorByItem(function, max_factor=...)"
         )
-    if isinstance(factor, Mapping):
-        pieces = {
-            integer("the first item of a piece", k, 0): v for k, v in factor.items()
-        }
-        starts = sorted(pieces)
-        if not starts or starts[0] != 0:
-            raise ValueError(
-                f"the pieces of an echo factor start at {starts}; give a mapping from "
-                "fresh indices to factors, with a piece that starts at 0"
-            )
-        return Schedule(tuple(starts), tuple(exact_fraction(pieces[k]) for k in starts))
-    return Schedule((0,), (exact_fraction(factor),))
+    if not isinstance(factor, Mapping):
+        return Schedule((0,), (exact_fraction(factor),))
+    pieces = {integer("the first item of a piece", k, 0): v for k, v in factor.items()}
+    starts = sorted(pieces)
+    if starts[:1] != [0]:
+        raise ValueError(
+            f"the pieces of an echo factor start at {starts}; give a mapping from "
+            "fresh indices to factors, with a piece that starts at 0"
+        )
+    return Schedule(tuple(starts), tuple(exact_fraction(pieces[k]) for k in starts))

@@ -2,8 +2,7 @@
 
 With Q data shards, shard q makes the rows [q*b, (q+1)*b) of every fresh batch of B
 examples, with b = B/Q. So all shards together have the fresh items of a run in one
-process, in the same order. No two shards read the same record in an epoch. An item
-depends on its place in that order alone.
+process, in the same order, and none reads what another one reads.
 """
 
 from dataclasses import dataclass
@@ -45,4 +44,3 @@ class DataShard:
 
 
 SINGLE = DataShard()
-"""The only shard of a run in one process."""

@@ -1,8 +1,4 @@
-"""Specs of an echo: frozen, validated descriptions for all stores.
-
-There are three, by the rule that decides when an item is used again. `EchoSpec` decides
-by the item's number, `AdaptiveSpec` by the ready items, `StochasticSpec` at random.
-"""
+"""Specs of an echo: frozen, validated descriptions for all stores."""
 
 import sys
 from collections.abc import Sequence
@@ -119,7 +115,7 @@ class AdaptiveSpec:
         more, such as twice R (docs/results.md, "When to fetch?").
       buffer: Fresh items kept, in items: the last ``buffer`` ones.
       batch_size: How many uses make one training batch, which is decided at once.
-      seed: Names the random choice among the longest unused.
+      seed: As in `EchoSpec`.
       replay: Decisions to repeat, such as the ``log`` of an earlier echo. After their
         end the ready items decide.
       min_uses: Uses that every item gets before it gives way, from 1 to ``max_uses``,
@@ -129,7 +125,7 @@ class AdaptiveSpec:
         back to back.
 
     Raises:
-      TypeError, ValueError: A field has another type or is out of its range.
+      TypeError, ValueError: As of `EchoSpec`.
 
     Example:
       >>> AdaptiveSpec(max_uses=2, buffer=8, batch_size=4, replay=[True, False]).replay
@@ -151,14 +147,13 @@ class AdaptiveSpec:
                 f"min_uses={self.min_uses} must be at most max_uses={self.max_uses}. "
                 f"Use min_uses={self.max_uses}."
             )
-        if self.replay is None or isinstance(self.replay, DecisionLog):
-            return
-        if not isinstance(self.replay, Sequence):
+        if not isinstance(self.replay, Sequence | None):
             raise TypeError(
                 f"replay={self.replay!r} must be a DecisionLog, such as the log of an "
                 "earlier echo, or a list of decisions"
             )
-        object.__setattr__(self, "replay", DecisionLog(self.replay))
+        if not isinstance(self.replay, DecisionLog | None):
+            object.__setattr__(self, "replay", DecisionLog(self.replay))
 
 
 @dataclass(frozen=True)
@@ -172,10 +167,10 @@ class StochasticSpec:
       fetch: The probability that a batch is a fresh one. The first batch always is.
       buffer: Items that repeats are drawn from: the last ``buffer`` ones.
       batch_size: Items of a batch.
-      seed: Names the random choices.
+      seed: As in `EchoSpec`.
 
     Raises:
-      TypeError, ValueError: A field has another type or is out of its range.
+      TypeError, ValueError: As of `EchoSpec`.
 
     Example:
       >>> half = FetchSchedule(start=0.5, end=0.5)
@@ -198,7 +193,6 @@ class StochasticSpec:
 
 
 AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
-"""The description of an echo of any mode."""
 
 
 def _check_integers(spec: AnySpec, **least: int) -> None:
@@ -223,8 +217,7 @@ def check_spec(spec: Any) -> None:
     """Raises TypeError for an object that is not a spec."""
     if not isinstance(spec, AnySpec):
         is_factor = isinstance(spec, int | float | str) and not isinstance(spec, bool)
-        fix = f"ej.EchoSpec(factor={spec!r})" if is_factor else "ej.EchoSpec(factor=2)"
         raise TypeError(
             "spec must be an EchoSpec, an AdaptiveSpec or a StochasticSpec, got "
-            f"{spec!r:.80}. Use {fix}."
+            f"{spec!r:.80}. Use ej.EchoSpec(factor={repr(spec) if is_factor else 2})."
         )

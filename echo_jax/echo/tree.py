@@ -11,7 +11,7 @@ Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,52 +65,39 @@ class Structure:
     # Trees that are built have the order of the first one.
 
     def __init__(self, tree: Any):
+        self._keys = dict.fromkeys(tree) if type(tree) is dict else None
         container = _opened(tree)
-        self._keys = list(tree) if type(tree) is dict else None
-        self._parts: list[Structure] = []
-        self._static: Any = None
-        self._build: Callable[[list[Any]], Any] | None = None
-        if container is not None:
-            self._static, self._build = container.static, container.build
-            self._parts = [Structure(child) for child in container.children]
+        static, children, build, _ = container or (None, [], None, None)
+        self._static, self._build = static, build
+        self._parts = [Structure(child) for child in children]
 
     def leaves(self, tree: Any) -> list[Any] | None:
         """Returns the leaves in this structure's order; None for another structure."""
-        leaves: list[Any] = []
-        return leaves if self._collect(tree, leaves) else None
-
-    def _collect(self, tree: Any, leaves: list[Any]) -> bool:
-        if self._build is None:
-            leaves.append(tree)
-            return _opened(tree) is None
         if self._keys is not None:
-            if type(tree) is not dict or len(tree) != len(self._keys):
-                return False
-            try:
-                children = [tree[key] for key in self._keys]
-            except KeyError:
-                return False
+            if type(tree) is not dict or tree.keys() != self._keys.keys():
+                return None
+            children = [tree[key] for key in self._keys]
         else:
             container = _opened(tree)
-            if container is None or container.static != self._static:
-                return False
+            if container is None or self._build is None:
+                return [tree] if container is self._build else None
+            if container.static != self._static:
+                return None
             children = container.children
+        found: list[Any] = []
         for part, child in zip(self._parts, children, strict=True):
-            if not part._collect(child, leaves):
-                return False
-        return True
+            leaves = part.leaves(child)
+            if leaves is None:
+                return None
+            found += leaves
+        return found
 
     def build(self, leaves: Iterable[Any]) -> Any:
         """Builds a tree of leaves in this structure's order."""
-        return self._built(iter(leaves))
-
-    def _built(self, leaves: Iterator[Any]) -> Any:
+        leaves = iter(leaves)
         if self._build is None:
             return next(leaves)
-        parts = [part._built(leaves) for part in self._parts]
-        if self._keys is not None:
-            return dict(zip(self._keys, parts, strict=True))
-        return self._build(parts)
+        return self._build([part.build(leaves) for part in self._parts])
 
 
 def tree_concatenate(trees: list[Any]) -> Any:
@@ -125,36 +112,31 @@ def _opened(tree: Any) -> _Container | None:
     kind: Any = type(tree)
     if kind in _LEAVES or isinstance(tree, np.generic):
         return None
-    if kind is dict:
-        return _mapping(tree, lambda pairs: dict(pairs))
+    if kind is dict or kind is OrderedDict:
+        return _mapping(tree, kind)
     if kind is list or kind is tuple:
-        return _Container((kind, len(tree)), list(tree), kind, lambda: _at(tree))
+        names = lambda: [f"[{place}]" for place in range(len(tree))]  # noqa: E731
+        return _Container((kind, len(tree)), list(tree), kind, names)
     if tree is None:
         return _Container(None, [], lambda _: None, list)
-    if kind is OrderedDict:
-        return _mapping(tree, OrderedDict)
     if kind is defaultdict:
         factory = tree.default_factory
         return _mapping(tree, lambda pairs: defaultdict(factory, pairs), factory)
     if isinstance(tree, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
         # Not by its constructor, which may have a mind of its own.
-        names = [f".{name}" for name in kind._fields]
-        return _Container(kind, list(tree), kind._make, lambda: names)
+        fields = [f".{name}" for name in kind._fields]
+        return _Container(kind, list(tree), kind._make, lambda: fields)
     container = _opened_by_jax(tree)
-    if isinstance(tree, Mapping) and not (container and _keeps_order(tree, container)):
-        # A Mapping that jax knows may come back from it with its keys sorted.
-        container = _opened_mapping(tree)
+    if isinstance(tree, Mapping) and not _is_kept(tree, container):
+        # A Mapping that jax knows may come back from it with its keys sorted. Those
+        # that their class cannot make of a dict are leaves.
+        container = _mapping(tree, lambda pairs: kind(dict(pairs)))
+        return container if _is_kept(tree, container) else None
     return container
 
 
-def _at(tree: Any) -> list[str]:
-    return [f"[{i}]" for i in range(len(tree))]
-
-
 def _mapping(
-    tree: Mapping[Any, Any],
-    make: Callable[[Iterable[tuple[Any, Any]]], Any],
-    *static: Any,
+    tree: Mapping[Any, Any], make: Callable[[Iterable[Any]], Any], *static: Any
 ) -> _Container:
     keys = list(tree)
     return _Container(
@@ -165,28 +147,21 @@ def _mapping(
     )
 
 
-def _opened_mapping(tree: Mapping[Any, Any]) -> _Container | None:
-    """Opens a Mapping that its class can make of a dict; others are leaves."""
-    kind: Any = type(tree)
-    container = _mapping(tree, lambda pairs: kind(dict(pairs)))
-    try:
-        if not _keeps_order(tree, container):
-            return None
-    except Exception:  # Any error of a foreign constructor.
-        return None
-    return container
-
-
-def _keeps_order(tree: Mapping[Any, Any], container: _Container) -> bool:
+def _is_kept(tree: Mapping[Any, Any], container: _Container | None) -> bool:
     """Returns whether a Mapping made of its own children is unchanged."""
-    again = container.build(container.children)
-    return (
-        type(again) is type(tree)
-        and list(again) == list(tree)
-        and all(type(again[key]) is type(tree[key]) for key in tree)
-        and getattr(again, "__dict__", {}).keys()
-        == getattr(tree, "__dict__", {}).keys()
-    )
+    if container is None:
+        return False
+    try:
+        again = container.build(container.children)
+        return (
+            type(again) is type(tree)
+            and list(again) == list(tree)
+            and all(type(again[key]) is type(tree[key]) for key in tree)
+            and getattr(again, "__dict__", {}).keys()
+            == getattr(tree, "__dict__", {}).keys()
+        )
+    except Exception:  # Any error of a foreign constructor.
+        return False
 
 
 def _opened_by_jax(tree: Any) -> _Container | None:

@@ -133,8 +133,8 @@ def test_floats_are_counted_exactly():
     [
         (0.5, ValueError, ["0.5", "outside [1, 1000000]", "give a factor of at least"]),
         (10**7, ValueError, ["10000000", "outside [1, 1000000]"]),
-        (float("nan"), ValueError, ["nan", "not finite", "give a factor"]),
-        ("2x", ValueError, ["'2x'", "no number", "give a factor"]),
+        (float("nan"), ValueError, ["nan", "not a finite number", "give a factor"]),
+        ("2x", ValueError, ["'2x'", "not a finite number", "give a factor"]),
         (True, TypeError, ["True", "not a number", "give a factor"]),
         ([2], TypeError, ["[2]", "not a number", "give a factor"]),
         (

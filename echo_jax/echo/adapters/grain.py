@@ -9,8 +9,6 @@ from typing import Any
 
 import grain
 
-from echo_jax.echo.counts import Counts, UseInfo
-from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import prefetched
 from echo_jax.echo.echo import EchoIterator
 from echo_jax.echo.plans import make_plan
@@ -60,19 +58,15 @@ class EchoDataset(grain.IterDataset):
         self, parent: grain.IterDataset, spec: AnySpec | None, options: dict[str, Any]
     ):
         super().__init__(parent)
-        self._spec = spec
-        self._options = options
+        self._spec, self._options = spec, options
 
     def __iter__(self) -> "EchoDatasetIterator":
         """Starts an iterator of its own over the parent."""
         return EchoDatasetIterator(self._parent.__iter__(), self._spec, self._options)
 
 
-class EchoDatasetIterator(grain.DatasetIterator):
-    """An `EchoIterator` with the interface and the life cycle of a Grain iterator.
-
-    It is a context manager. Closing it also closes the stages before the echo.
-    """
+class EchoDatasetIterator(EchoIterator, grain.DatasetIterator):
+    """An `EchoIterator` with the interface and the life cycle of a Grain iterator."""
 
     def __init__(
         self,
@@ -80,59 +74,21 @@ class EchoDatasetIterator(grain.DatasetIterator):
         spec: AnySpec | None,
         options: dict[str, Any],
     ):
-        super().__init__(parent)
-        self._echo = EchoIterator(parent, spec, **options)
-        self._reads_ahead = prefetched(self._echo._spec, options["prefetch"]) > 0
-
-    @property
-    def counts(self) -> Counts:
-        """The fresh items taken, and the uses and repeats made so far."""
-        return self._echo.counts
-
-    @property
-    def log(self) -> DecisionLog | None:
-        """The decisions of an adaptive echo so far; None in other modes."""
-        return self._echo.log
-
-    @property
-    def tags(self) -> UseInfo | None:
-        """The tags of the latest element, None before the first."""
-        return self._echo.tags
-
-    def __iter__(self) -> "EchoDatasetIterator":
-        """Returns itself; warns if the echo has ended."""
-        iter(self._echo)
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._echo)
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the state, as `echo_jax.EchoIterator.get_state` does."""
-        return self._echo.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a state, as `echo_jax.EchoIterator.set_state` does."""
-        self._echo.set_state(state)
+        grain.DatasetIterator.__init__(self, parent)
+        EchoIterator.__init__(self, parent, spec, **options)
 
     def start_prefetch(self) -> None:
         """Starts to read ahead: a thread of the echo if it has one, else the parent."""
-        if self._reads_ahead:
+        if prefetched(self._spec, self._prefetch):
             # That thread is the only one that may use the parent.
-            self._echo._reader.is_ready(0)
+            self._reader.is_ready(0)
         else:
             super().start_prefetch()
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; also closes the parent."""
-        self._echo.close()
-        super().close()
-
-    def __enter__(self) -> "EchoDatasetIterator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        EchoIterator.close(self)
+        grain.DatasetIterator.close(self)
 
 
 def echo(
@@ -173,8 +129,8 @@ def echo(
       >>> list(echo(source, EchoSpec(factor=2)))
       [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    options = {"batch": batch, "drop_remainder": drop_remainder}
-    return _echoed(dataset, spec, options | {"tags": tags, "prefetch": prefetch})
+    stacked = {"batch": batch, "drop_remainder": drop_remainder}
+    return _echoed(dataset, spec, **stacked, tags=tags, prefetch=prefetch)
 
 
 def echo_batches(
@@ -187,21 +143,8 @@ def echo_batches(
 ) -> EchoDataset:
     """Repeats the examples of a Grain dataset or data loader of batches.
 
-    Args:
-      dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`
-        that yields batches.
-      spec: Description of the echo. None to choose it by the first batch; see
-        `echo_jax.echo_batches`.
-      drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of batch and `echo_jax.UseInfo`.
-      prefetch: As in `echo_jax.echo`.
-
-    Returns:
-      A dataset of batches; see `echo`.
-
-    Raises:
-      TypeError: The dataset is neither a `grain.IterDataset` nor a `grain.DataLoader`.
-      ValueError: The spec is impossible.
+    Args and errors are those of `echo`, and the result is a dataset of batches. Without
+    a spec, the first batch chooses one; see `echo_jax.echo_batches`.
 
     Example:
       >>> from echo_jax import EchoSpec
@@ -209,15 +152,11 @@ def echo_batches(
       >>> [x.tolist() for x in echo_batches(batches, EchoSpec(2, batch_size=4))]
       [[0, 0, 1, 1], [2, 2, 3, 3]]
     """
-    options = {"stacked": True, "drop_remainder": drop_remainder}
-    return _echoed(dataset, spec, options | {"tags": tags, "prefetch": prefetch})
+    stacked = {"stacked": True, "drop_remainder": drop_remainder}
+    return _echoed(dataset, spec, **stacked, tags=tags, prefetch=prefetch)
 
 
-def _echoed(
-    dataset: grain.IterDataset | grain.DataLoader,
-    spec: AnySpec | None,
-    options: dict[str, Any],
-) -> EchoDataset:
+def _echoed(dataset: Any, spec: AnySpec | None, **options: Any) -> EchoDataset:
     if isinstance(dataset, grain.DataLoader):
         dataset = _LoaderDataset(dataset)
     if not isinstance(dataset, grain.IterDataset):

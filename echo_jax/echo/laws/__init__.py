@@ -48,32 +48,11 @@ def assert_echo_laws(
        in use. No item is read before an output needs it. Adaptive and stochastic echoes
        take the items of a batch together.
     4. Restore anywhere: the state after any output, as JSON, gives a fresh echo the
-       same continuation. It is integers, of constant structure and bounded size, and
-       for an adaptive echo a log of one bit for each batch, whose text takes little
-       more than 4/3 of these bits. A restore reads at most so many items again:
-
-       - ``consecutive``: 1. ``window_shuffle``: two buffers.
-       - ``spread``: ceil(e) min(1 / (e - 1), 2) buffers at a constant factor e: 2 at
-         e = 2, below 3 above it, at most 4 below it. At other factors: two buffers.
-       - ``shuffle_buffer`` of M uses: (M (ln M + 40) + max(M, 8 batches)) / e + M/8 +
-         2. A run of 10^9 uses exceeds it with a probability below 10^-8 / M.
-       - Adaptive and stochastic echoes: a buffer and the rest of a batch.
+       same continuation, and reads a bounded number of items again. It is integers, of
+       constant structure and bounded size. That of an adaptive echo also has a log of
+       one bit for each batch, whose text takes little more than 4/3 of these bits.
     5. No aliasing: writing into an output raises, or changes nothing else.
-    6. Bounded lag:
-
-       - ``consecutive`` repeats at once.
-       - ``window_shuffle``: no use comes after one of an item ``buffer`` or more
-         younger.
-       - ``shuffle_buffer``: use n, counted from 0, is not among the first n - buffer +
-         1 outputs. Uses of an item count as adjacent, and may come late.
-       - ``spread``: no batch holds an item twice until the upstream ends. Repeats start
-         with the second batch if all items of the first have some. After the warm-up at
-         a constant factor, a batch of B has floor(B/e) or ceil(B/e) fresh items, and
-         lags are half a round to one and a half, plus or minus ceil(e) + 2 places.
-       - Adaptive and stochastic echoes hold no item twice in a batch, and repeat only
-         the last ``buffer`` items. An adaptive echo puts fresh items first. It repeats
-         no item of the previous batch while four batches of others wait, except one
-         that lacks some of its ``min_uses``.
+    6. Bounded lag: the uses of an item are as near as the order or mode promises.
     7. Agreement: the tags are those of `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``.
@@ -86,6 +65,25 @@ def assert_echo_laws(
     11. One consumer: while a thread waits for an output, another one gets a
         ``ValueError``. ``close`` is final and may be called again, and the end of a
         ``with`` closes. An echo that was closed or dropped leaves no thread behind.
+
+    The items that a restore reads again (law 4) and the lag (law 6), with M for
+    ``spec.buffer`` and e for the factor, are at most:
+
+    - ``consecutive``: 1 item. It repeats at once.
+    - ``window_shuffle``: 2 M. No use comes after one of an item M or more younger.
+    - ``shuffle_buffer``: (M (ln M + 40) + max(M, 8 batches)) / e + M/8 + 2, which a run
+      of 10^9 uses exceeds with a probability below 10^-8 / M. Use n, counted from 0
+      with those of an item adjacent, is not among the first n - M + 1 outputs. Chance
+      decides how late it comes.
+    - ``spread``: ceil(e) min(1 / (e - 1), 2) M at a constant e (2 M at e = 2, at most
+      3 M above it and 4 M below), else 2 M. No batch holds an item twice until the
+      upstream ends. Repeats start with the second batch if all items of the first have
+      some. After the warm-up at a constant e, a batch of B has floor(B/e) or ceil(B/e)
+      fresh items, and lags are half to one and a half rounds, give or take ceil(e) + 2.
+    - Adaptive and stochastic echoes: M and the rest of a batch. They hold no item twice
+      in a batch, and repeat only the last M items. An adaptive echo puts fresh items
+      first. It repeats no item of the previous batch while four batches of others wait,
+      except one that lacks some of its ``min_uses``.
 
     Args:
       make_echo: Builds the echo under test: from a `CountingUpstream` and a spec, an
@@ -105,7 +103,7 @@ def assert_echo_laws(
         prefetch depths. They must yield the same sequence (law 8).
       read_ahead: How many items the backend may read before they are needed, such as
         the depth of a prefetch inside the echo.
-      max_rereads: How many items a restore may read again; by default as in law 4.
+      max_rereads: How many items a restore may read again; by default as above.
       positions: Numbers of outputs after which law 4 restores; by default all, from 0
         on.
 
