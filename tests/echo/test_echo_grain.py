@@ -1,5 +1,7 @@
 """The Grain stage is a good citizen of Grain."""
 
+import gc
+
 import grain
 import grain.python as pygrain
 import numpy as np
@@ -44,6 +46,13 @@ def test_grains_own_check_of_echoed_batches_and_before_a_prefetch():
 def test_what_is_no_dataset_is_refused_with_the_way(given, message):
     with pytest.raises(TypeError, match=message):
         ej.grain.echo(given, ej.EchoSpec(2))
+
+
+def test_a_dataset_that_fails_at_its_first_batch_says_so_alone():
+    dataset = grain.MapDataset.range(3).map(lambda k: k // 0).to_iter_dataset()
+    with pytest.raises(ZeroDivisionError):
+        iter(ej.grain.echo_batches(dataset))
+    gc.collect()  # An error in its end would be a warning.
 
 
 class Rows:

@@ -199,13 +199,13 @@ def test_an_echo_of_ones_own_passes(factor, num_items):
         (float_state, 4, r"a plain integer at \['left'\], got 0.0", TWO_AND_A_HALF),
         # Floats count 1.15 right for 99 items.
         (uses(float_uses), 1, "item 99", ej.EchoSpec(1.15)),
-        (gives(other_payload), 1, "the content of item 0", TWO_AND_A_HALF),
+        (gives(other_payload), 1, "other content", TWO_AND_A_HALF),
         (gives(other_payload), 2, "other content", ONE),
         (ExtraRead, 2, "after 0 outputs: expected 0 reads, got 1", TWO_AND_A_HALF),
         (ExtraRead, 3, "after 0 outputs: .* at most 0 .*, got 1", TWO_AND_A_HALF),
         (no_repeats, 7, "item 0 repeat 1|0, 1", TWO_AND_A_HALF),
         (no_repeats, 9, "a seed_for_use of its own", TWO_AND_A_HALF),
-        (from_one, 9, "repeat 0 of item 0, got repeat 1", TWO_AND_A_HALF),
+        (from_one, 9, "item 0 repeat 0, got item 0 repeat 1", TWO_AND_A_HALF),
         (LosesRepeat, 9, "with a restore at output 74", ej.EchoSpec(4)),
     ],
 )

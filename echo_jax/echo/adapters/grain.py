@@ -87,7 +87,8 @@ class EchoDatasetIterator(EchoIterator, grain.DatasetIterator):
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; also closes the parent."""
-        EchoIterator.close(self)
+        if hasattr(self, "_driver"):  # Not so if its first batch could not be read.
+            EchoIterator.close(self)
         grain.DatasetIterator.close(self)
 
 

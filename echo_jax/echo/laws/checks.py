@@ -44,10 +44,8 @@ def _exactness(trial: Trial, record: Record) -> None:
     """Law 1: each item has its exact number of uses, each with the item's own bits."""
     spec, num_items = trial.spec, trial.num_items
     originals = {index: bits_of(trial.make_item(index)) for index in range(num_items)}
-    for position, use in enumerate(record.uses):
-        if use.bits != originals.get(use.fresh_index):
-            expected = f"the content of item {use.fresh_index}, of {num_items} items"
-            trial.fail(1, f"at use {position}", expected, use.bits)
+    due = [use._replace(bits=originals.get(use.fresh_index)) for use in record.uses]
+    trial.compare(1, f"beside the {num_items} items", due, record.uses)
     if isinstance(spec, StochasticSpec):
         # The coins decide which uses are fresh.
         coins, taken = [], itertools.count()
@@ -57,13 +55,13 @@ def _exactness(trial: Trial, record: Record) -> None:
         trial.compare(1, "of fresh items and, as None, repeats", coins, fresh)
         return
     if isinstance(spec, EchoSpec):
-        due = [(uses, uses) for uses in uses_by_item(spec, num_items)]
+        bounds = [(uses, uses) for uses in uses_by_item(spec, num_items)]
     else:
         # After the upstream's end, the buffered items are used up.
         held, most = num_items - spec.buffer, spec.max_uses
-        due = [(spec.min_uses if k < held else most, most) for k in range(num_items)]
+        bounds = [(spec.min_uses if k < held else most, most) for k in range(num_items)]
     used = Counter(use.fresh_index for use in record.uses)
-    for index, (least, most) in enumerate(due):
+    for index, (least, most) in enumerate(bounds):
         if not least <= used[index] <= most:
             expected = f"{most}" if least == most else f"{least} to {most}"
             trial.fail(1, f"for item {index}", f"{expected} uses", used[index])
@@ -232,31 +230,27 @@ def _independence(trial: Trial, record: Record) -> None:
 
 def _use_keys(trial: Trial, record: Record) -> None:
     """Law 9: every use has its own random key."""
-    keys = _keys(trial, record.outputs)
+    uses, due = record.uses, []
+    index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
+    keys = seed_for_use(trial.spec.seed, index, repeat).tolist()
     if len(set(keys)) < len(keys):
         double = Counter(keys).most_common(1)[0][0]
         where = f"at uses {keys.index(double)} and later"
         trial.fail(9, where, "a seed_for_use of its own", f"{double} again")
     seen: Counter[int] = Counter()
-    for position, (index, repeat, _) in enumerate(record.uses):
-        if repeat != seen[index]:
-            expected = f"repeat {seen[index]} of item {index}"
-            trial.fail(9, f"at use {position}", expected, f"repeat {repeat}")
-        seen[index] += 1
+    for use in uses:
+        due.append(use._replace(repeat=seen[use.fresh_index]))
+        seen[use.fresh_index] += 1
+    trial.compare(9, "where repeats count from 0", due, uses)
     echo, _ = trial.start()
     if hasattr(echo, "get_state"):
         half = len(record.outputs) // 2
         head = [uses_of(output) for output in itertools.islice(echo, half)]
         tail, _ = trial.resumed(echo.get_state())
+        found = [use[:2] for output in head + tail for use in output]
         what = f"with a restore at output {half}"
-        trial.compare(9, what, keys, _keys(trial, head + tail))
+        trial.compare(9, what, [use[:2] for use in uses], found)
     close(echo)
-
-
-def _keys(trial: Trial, outputs: list[list[Use]]) -> list[int]:
-    uses = list(itertools.chain.from_iterable(outputs))
-    index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
-    return seed_for_use(trial.spec.seed, index, repeat).tolist()
 
 
 CHECKS: dict[int, Callable[[Trial, Record], None]] = {
