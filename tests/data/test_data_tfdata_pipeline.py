@@ -40,6 +40,7 @@ def tfdata(spec=ECHOES["spread"], after="decode", stages=STAGES, **fields):
     [
         ("spread", "read", 2),
         ("window_shuffle", "decode", 2),
+        ("shuffle_buffer", "augment", 2),
         ("consecutive", "batch", 0),
     ],
 )
@@ -47,8 +48,11 @@ def test_both_engines_make_the_same_batches_and_go_on_in_the_middle(
     order, after, threads
 ):
     """Past an epoch, so that two permutations of the records are compared."""
-    expected = take(make(ECHOES[order], after), 24)
-    assert_resumes(tfdata(ECHOES[order], after, threads=threads), [20], expected)
+    spec = ECHOES[order]
+    if order == "window_shuffle":
+        spec = replace(spec, buffer=1)  # A batch uses slots that it frees.
+    expected = take(make(spec, after), 24)
+    assert_resumes(tfdata(spec, after, threads=threads), [20], expected)
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,7 @@ def train_dataset(
         spec = replace(spec, batch_size=1)
     else:
         spec = shard.echo(replace(spec, batch_size=pipeline.batch_size))
-    if (
-        pipeline.engine == "tfdata"
-        and isinstance(spec, EchoSpec)
-        and spec.order != "shuffle_buffer"
-    ):
+    if pipeline.engine == "tfdata" and isinstance(spec, EchoSpec):
         # TensorFlow is an optional extra, and its import takes ten seconds.
         from echo_jax.data.pipeline.tfdata_engine import TfdataBatches
 

@@ -1,12 +1,12 @@
-"""Runs the pipeline with tf.data, with the echo as operations of its graph.
+"""Runs the pipeline with tf.data, with the echo in its graph.
 
 The graph calls the same Python functions as Grain, because TensorFlow's own image
 operations would give other pixels. They hold the interpreter lock in the same places.
 Waiting, decompression and resizing run in parallel threads.
 
-A graph decides nothing while it runs, so it contains only a fixed echo, in an order
-that TensorFlow can make. Other echoes run on the host, with the stages below them. The
-waiting time of an echo in the graph is not measured.
+A graph decides nothing while it runs, so it contains only a fixed echo. Other echoes
+run on the host, with the stages below them. The waiting time of an echo in the graph is
+not measured.
 
 A checkpoint of tf.data holds the elements in use. An iterator's state here is the state
 of the echo's plan, which is a few integers. A restored iterator builds a new graph in
@@ -76,8 +76,7 @@ class TfdataBatches(grain.IterDataset):
         self.spec = EchoSpec() if spec is None else spec
         self._is_tagged = spec is not None
         self._of_batches = pipeline.after == "batch" or (spec is None and in_batches)
-        if self.spec.schedule.by_item is None:
-            tfdata.echo(self.spec)  # Refuse an impossible spec at once.
+        tfdata.echo(self.spec)  # Refuse an impossible spec at once.
         sample = _sample(stages, pipeline)
         items = fresh_items(stages, pipeline, shard)
         self.bad_items = BadItems(pipeline.items_per_index)
@@ -145,7 +144,8 @@ class _TfdataIterator(grain.DatasetIterator):
     def __init__(self, dataset: TfdataBatches):
         super().__init__()
         self._dataset = dataset
-        self._plan = FixedPlan(dataset.spec)
+        # With room a batch is decided as a whole.
+        self._plan = FixedPlan(dataset.spec, room=dataset.spec.batch_size)
         # The running graph, or None. It must end before the interpreter, because its
         # threads call Python and could not end later.
         self._running: list[Any] = []

@@ -1,8 +1,7 @@
-"""Echo for `tf.data`: made of native graph operations only.
+"""Echo for `tf.data`: the graph keeps and copies the elements, the host's plan decides.
 
-No part of it runs in Python once the dataset is built, so the interpreter lock does not
-slow it down. TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``; the first call
-imports it.
+The plan runs as a Python function of a few integers, once for each chunk of elements.
+TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``; the first call imports it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,22 +22,21 @@ def echo(
 ) -> Callable[[Any], Any]:
     """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
-    The sequence of uses is that of the host, and the same in every iteration. The order
-    ``shuffle_buffer`` is refused. The dataset may also begin at the state of a `Plan`
-    of the same spec. The items in use are then read again, as many as on the host.
+    The sequence of uses is that of the host, and the same in every iteration. The
+    dataset may also begin at the state of a `Plan` of the same spec. The items in use
+    are then read again, as many as on the host.
 
-    ``consecutive`` reads elements on demand. The other orders work in rounds, and read
-    the fresh elements of a round when it begins. For ``window_shuffle`` these are up to
-    ``buffer`` elements; for ``spread`` about ``buffer / (e - 1)`` at a constant factor
-    e, up to two buffers. They are kept beside the elements in use, and copied from
-    round to round. A prefetch, which tf.data may add to any pipeline by itself, reads
-    further ahead.
+    ``consecutive`` reads elements on demand. The other orders read chunks of elements:
+    first ``batch_size``, then twice as many each time, up to ``buffer / (2 * factor)``.
+    A prefetch, which tf.data may add to any pipeline by itself, reads further ahead.
 
     The iterator's state is TensorFlow's own, for `tf.train.Checkpoint`. Unlike the
-    states of the other backends it holds the elements in use.
+    states of the other backends it holds the elements in use. As a Python function
+    takes part, the dataset cannot be saved (``Dataset.save`` of its elements can) or
+    sent to the workers of tf.data's service.
 
     Args:
-      spec: Description of the echo. Its factor is a constant or piecewise constant.
+      spec: Description of the echo.
       batch: Whether to stack ``spec.batch_size`` uses into one element. Elements
         must then have equal shapes.
       drop_remainder: Whether to leave out a last, smaller batch.
@@ -50,14 +48,13 @@ def echo(
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises
-      TypeError if ``spread`` or ``window_shuffle`` would have to keep datasets,
+      TypeError if another order than ``consecutive`` would have to keep datasets,
       optionals or other variants.
 
     Raises:
       ImportError: TensorFlow is not installed.
-      TypeError: The spec is not an `EchoSpec`, or the factor is a Python function.
-      ValueError: The order is ``shuffle_buffer``, or the buffer is too small for
-        ``spread`` without twins (two uses of an item in one batch).
+      TypeError: The spec is not an `EchoSpec`.
+      ValueError: The order does not take this buffer, or the state is of another spec.
 
     Example:
       >>> import tensorflow as tf
@@ -70,19 +67,6 @@ def echo(
             f"a tf.data graph decides nothing while it runs, so it cannot carry out an "
             f"{type(spec).__name__}; echo its elements on the host: "
             "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
-        )
-    if spec.schedule.by_item is not None:
-        raise TypeError(
-            f"factor={spec.factor!r} is a Python function, which a tf.data graph "
-            "cannot call; give a piecewise factor such as {0: 1, 10_000: 4}, or echo "
-            "on the host with echo_jax.echo"
-        )
-    if spec.order == "shuffle_buffer":
-        raise ValueError(
-            "order='shuffle_buffer' has no form in a tf.data graph, which works in "
-            "rounds of fixed items, because how old an item gets in that buffer is not "
-            "bounded; use order='window_shuffle', or echo the dataset's NumPy "
-            "iterator: echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )
     # Imported here: TensorFlow is an extra, and its import takes ten seconds.
     from echo_jax.echo.adapters.tfdata_graph import graph_echo

@@ -1,30 +1,27 @@
-"""The store of an echo for `tf.data`: it keeps the items of a round in the graph.
+"""The store of an echo for `tf.data`: the graph keeps elements, a plan says which.
 
-`echo_jax.echo.adapters.tfdata_orders` makes the order of the uses round by round. It is
-the order of the host.
+The plan is the host's. The graph calls it as a pure function of integers, once for each
+chunk of fresh elements, so TensorFlow can checkpoint it like its own operations.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from echo_jax.echo.adapters.tensorflow_extra import tf
-from echo_jax.echo.adapters.tfdata_orders import (
-    GraphSchedule,
-    GraphShuffle,
-    GraphSpread,
-    RoundUses,
-)
 from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.orders.spread import Spread
-from echo_jax.echo.orders.window_shuffle import WindowShuffle
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["graph_echo"]
 
-_USES_PER_CHUNK = 64
+_USES_AT_ONCE = 64
+_COUNTS_AT_ONCE = 1024
+_MOST_LIVE_PLANS = 8
 
 
 def graph_echo(
@@ -36,55 +33,40 @@ def graph_echo(
     state: Mapping[str, int] | None,
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Returns the function that `echo` of `tfdata` returns, for a checked spec."""
-    order = rounds_of(spec)
-    start = _Start.of(spec, state) if state else _Start(0, 0, 0)
+    is_consecutive = isinstance(rounds_of(spec), Consecutive)
+    plan = FixedPlan(spec)
+    if state:
+        plan.check_state(state)
+    start = dict(state or plan.get_state())
 
     @tf.autograph.experimental.do_not_convert
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if isinstance(order, Consecutive):
-            uses = _back_to_back(dataset, GraphSchedule(spec.schedule), start, tags)
-        elif isinstance(order, WindowShuffle):
-            uses = _in_rounds(dataset, GraphShuffle(order), start, tags)
-        else:
-            assert isinstance(order, Spread)
-            uses = _in_rounds(dataset, GraphSpread(order), start, tags)
-        if start.skip:
-            uses = uses.skip(start.skip)
-        if batch:
-            uses = uses.batch(spec.batch_size, drop_remainder=drop_remainder)
-        return uses
+        if not is_consecutive:
+            return _in_chunks(dataset, spec, start, tags, batch, drop_remainder)
+        uses = _back_to_back(dataset, spec, start, tags)
+        return uses.batch(spec.batch_size, drop_remainder) if batch else uses
 
     return apply
 
 
-class _Start(NamedTuple):
-    """The item at which the graph starts, the carry before it, and the uses to skip."""
-
-    item: int
-    carry: int
-    skip: int
-
-    @classmethod
-    def of(cls, spec: EchoSpec, state: Mapping[str, int]) -> "_Start":
-        """Returns the start for the uses after a plan's state."""
-        FixedPlan(spec).check_state(state)
-        # All uses of the items before the anchor are over.
-        before = spec.schedule.total(state["anchor"])
-        assert before is not None, "a factor by item is refused"
-        return cls(state["anchor"], state["carry"], state["uses"] - before)
-
-
 def _back_to_back(
-    dataset: tf.data.Dataset, schedule: GraphSchedule, start: _Start, tags: bool
+    dataset: tf.data.Dataset, spec: EchoSpec, start: Mapping[str, int], tags: bool
 ) -> tf.data.Dataset:
     """Returns all uses of an item before it reads the next one."""
 
-    def count(state, item):
-        index, carry = state
-        uses, carry = schedule.uses_of(index, carry)
-        return (index + 1, carry), (item, index, uses)
+    def count(first, carry):
+        uses, carry = spec.schedule.uses(int(first), _COUNTS_AT_ONCE, int(carry))
+        return uses, np.int64(carry)
 
-    def repeat(item, index, uses):
+    def number(carry, first):
+        uses, after = tf.numpy_function(
+            count, [first, carry], [tf.int64, tf.int64], stateful=False
+        )
+        index = tf.range(first, first + _COUNTS_AT_ONCE)
+        return tf.ensure_shape(after, []), (index, tf.ensure_shape(uses, index.shape))
+
+    def repeat(item, numbers):
+        index, uses = numbers
         items = tf.data.Dataset.from_tensors(item).repeat(uses)
         if not tags:
             return items
@@ -92,9 +74,12 @@ def _back_to_back(
         repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
         return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
 
-    first = (tf.constant(start.item, tf.int64), tf.constant(start.carry, tf.int64))
-    counted: Any = dataset.scan(first, count)
-    return counted.flat_map(repeat)
+    most = np.iinfo(np.int64).max - _COUNTS_AT_ONCE
+    firsts: Any = tf.data.Dataset.range(start["anchor"], most, _COUNTS_AT_ONCE)
+    numbers = firsts.scan(np.int64(start["carry"]), number).unbatch()
+    counted: Any = tf.data.Dataset.zip((dataset, numbers))
+    uses = counted.flat_map(repeat)
+    return uses.skip(start["position"]) if start["position"] else uses
 
 
 class _Packing:
@@ -140,90 +125,154 @@ class _Packing:
         )
 
 
-class _State(NamedTuple):
-    """The order's state, and the items and their places that the next round keeps."""
+class _Walk:
+    """A plan as a pure function: from the integers before a chunk to those after it."""
 
-    order: Any
-    index: Any
-    items: Any
-    kept: Any
+    # The integers are the plan's state and the number of the next element. The fresh
+    # indices of the kept elements ascend, as the elements do.
+
+    def __init__(self, spec: EchoSpec, unit: int, chunk: int):
+        # Uses leave in multiples of ``unit``, until the dataset ends.
+        self._spec, self._unit = spec, unit
+        self._room = chunk + spec.batch_size
+        self._live: dict[bytes, FixedPlan] = {}
+
+    def __call__(
+        self, integers: np.ndarray, held: np.ndarray, count: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Returns integers, held indices, and places to keep; then a chunk's uses."""
+        # The uses are places among the held and the fresh elements, indices, repeats.
+        *values, came = integers.tolist()
+        state = dict(zip(_KEYS, values, strict=True))
+        items = np.concatenate([held, np.arange(came, came + count)])
+        written, came = max(state["fresh"], came), came + int(count)
+        plan, keep = self._live.pop(integers.tobytes(), None), np.ones(items.size, bool)
+        if came < state["fresh"]:
+            if not count:
+                raise ValueError(
+                    f"the dataset ended before item {came}, and the state has used "
+                    f"items up to {state['fresh'] - 1}; give the dataset that the "
+                    f"state was saved with, from item {state['anchor']} on"
+                )
+            return _columns([*values, came], items, np.flatnonzero(keep), [])
+        if plan is None:
+            plan = FixedPlan(self._spec, room=self._room)
+            first, slots, _ = plan.set_state(state)
+            in_use = np.flatnonzero(slots[0] < plan.num_slots) + first
+            keep = np.isin(items, in_use) | (items >= state["fresh"])
+            plan.write(written - state["fresh"])
+        plan.write(came - written)
+        if not count:
+            plan.end(0)
+        uses, most = [], _USES_AT_ONCE * self._unit
+        while not plan.need(self._unit).must and (part := plan.next(most)):
+            places = np.searchsorted(items, part.fresh_index[0])
+            assert part.last is not None
+            keep[places[part.last[0]]] = False
+            uses.append((places, part.fresh_index[0], part.repeat[0]))
+        integers = np.array([*plan.get_state().values(), came])
+        if len(self._live) >= _MOST_LIVE_PLANS:
+            self._live.clear()
+        self._live[integers.tobytes()] = plan
+        return _columns(integers, items[keep], np.flatnonzero(keep), uses)
 
 
-def _in_rounds(
+_KEYS = tuple(FixedPlan(EchoSpec()).get_state())
+_NO_USES = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
+def _columns(
+    integers: Any, held: np.ndarray, kept: np.ndarray, uses: list[Any]
+) -> tuple[np.ndarray, ...]:
+    columns = map(np.concatenate, zip(_NO_USES, *uses, strict=True))
+    return np.asarray(integers), held, kept, *columns
+
+
+def _chunk_sizes(first: int, most: int) -> np.ndarray:
+    """Returns sizes that double from the first one, the last of which is ``most``."""
+    sizes = [min(first, most)]
+    while sizes[-1] < most:
+        sizes.append(min(sum(sizes), most))
+    return np.array(sizes, np.int64)
+
+
+def _in_chunks(
     dataset: tf.data.Dataset,
-    order: GraphSpread | GraphShuffle,
-    start: _Start,
+    spec: EchoSpec,
+    start: Mapping[str, int],
     tags: bool,
+    batch: bool,
+    drop_remainder: bool,
 ) -> tf.data.Dataset:
-    """Returns the uses round by round, after the fresh items of a round's window."""
+    """Returns the uses that each chunk of elements allows, or whole batches of them."""
     packing = _Packing(dataset.element_spec)
     if packing.is_needed:
         # A scan, because tf.data may make a map parallel, and so read ahead.
         nothing = tf.constant(0)
         dataset = dataset.scan(nothing, lambda _, item: (nothing, packing.pack(item)))
-    no_items = tf.nest.map_structure(
-        lambda spec: tf.zeros([0, *spec.shape], spec.dtype), dataset.element_spec
+    # Packed elements are stacked after they are unpacked.
+    stacks = batch and not packing.is_needed
+    # Half a buffer of uses: smaller chunks copy the kept elements too often.
+    most = math.ceil(spec.buffer / (2 * spec.schedule.max_factor))
+    sizes = _chunk_sizes(spec.batch_size, most)
+    starts = np.cumsum(sizes) - sizes
+    walk = _Walk(spec, spec.batch_size if stacks else 1, int(sizes[-1]))
+
+    def chunk_of(place, _):
+        grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
+        return grown + tf.maximum(place - starts[-1], 0) // sizes[-1]
+
+    def size_of(chunk):
+        return tf.gather(sizes, tf.minimum(chunk, len(sizes) - 1))
+
+    def advance(state, fresh):
+        integers, held, items, kept = state
+        places, fresh = fresh
+        items = tf.nest.map_structure(
+            lambda old, new: tf.concat([tf.gather(old, kept), new], 0), items, fresh
+        )
+        types = [tf.int64] * 5 + [tf.int32]
+        inputs = [integers, held, tf.size(places, tf.int64)]
+        outputs = tf.numpy_function(walk, inputs, types, stateful=False)
+        for output in outputs:
+            output.set_shape([None])
+        integers, held, kept, *uses = outputs
+        integers.set_shape([len(_KEYS) + 1])
+        return (integers, held, items, kept), (items, tuple(uses))
+
+    def emit(items, uses):
+        def read(places, index, repeat):
+            found = tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), items)
+            return (found, UseInfo(index, repeat)) if tags else found
+
+        # A call per use would take longer than everything else.
+        size = spec.batch_size if stacks else _USES_AT_ONCE
+        parts: Any = tf.data.Dataset.from_tensor_slices(uses)
+        parts = parts.batch(size, drop_remainder and stacks).map(read)
+        parts = parts if stacks else parts.unbatch()
+        if not packing.is_needed:
+            return parts
+        if tags:
+            return parts.map(lambda item, tag: (packing.unpack(item), tag))
+        return parts.map(lambda *item: packing.unpack(item))
+
+    nothing = tf.nest.map_structure(
+        lambda leaf: tf.zeros([0, *leaf.shape], leaf.dtype), dataset.element_spec
     )
-    no_index = tf.zeros([0], tf.int64)
-    no_window = tf.data.Dataset.from_tensors((no_index, no_items))
-
-    def window(number, numbered):
-        filled = numbered.batch(order.windows.size(number))
-        return filled.concatenate(no_window.repeat(order.windows.gap(number)))
-
-    numbered: Any = dataset.enumerate(start.item)
-    order_state = order.initial_state(start.item, start.carry)
-    return (
+    none = tf.zeros([0], tf.int64)
+    integers = np.array([*(start[key] for key in _KEYS), start["anchor"]])
+    numbered: Any = dataset.enumerate()
+    uses = (
         numbered.group_by_window(
-            lambda index, _: order.windows.number_of(index),
-            window,
-            window_size_func=order.windows.size,
+            chunk_of,
+            lambda chunk, elements: elements.batch(size_of(chunk)),
+            window_size_func=size_of,
         )
-        # Rounds without fresh items, for the remaining uses at the end.
-        .concatenate(no_window.repeat(order.num_live - 1))
-        .scan(
-            _State(order_state, no_index, no_items, no_index),
-            lambda state, fresh: _advance(order, state, fresh),
-        )
-        .flat_map(lambda items, uses: _emit(items, uses, packing, tags))
+        # A chunk without elements tells that the dataset has ended.
+        .concatenate(tf.data.Dataset.from_tensors((none, nothing)))
+        .scan((integers, none, nothing, none), advance)
+        .flat_map(emit)
     )
-
-
-def _advance(
-    order: GraphSpread | GraphShuffle, state: _State, fresh: tuple[Any, Any]
-) -> tuple[_State, tuple[Any, Any]]:
-    """Returns the items of a round, and its uses as (places, indices, repeats)."""
-    index, items = tf.nest.map_structure(
-        lambda old, new: tf.concat([tf.gather(old, state.kept), new], 0),
-        (state.index, state.items),
-        fresh,
-    )
-    order_state, uses = order.advance(state.order)
-    # At the end of the stream the order has uses of items that never came.
-    newest = tf.reduce_max(tf.concat([[-1], index], 0))
-    came = tf.where(uses.index <= newest)[:, 0]
-    uses = RoundUses(*(tf.gather(column, came) for column in uses))
-    places = tf.searchsorted(index, uses.index)
-    used_up = tf.gather(places, tf.where(uses.last)[:, 0])
-    is_kept = tf.tensor_scatter_nd_update(
-        tf.ones_like(index, tf.bool), used_up[:, None], tf.zeros_like(used_up, tf.bool)
-    )
-    state = _State(order_state, index, items, tf.where(is_kept)[:, 0])
-    return state, (items, (places, uses.index, tf.cast(uses.repeat, tf.int32)))
-
-
-def _emit(items: Any, uses: Any, packing: _Packing, tags: bool) -> tf.data.Dataset:
-    """Returns the uses of a round, one by one."""
-
-    def read(places, index, repeat):
-        read_items = tf.nest.map_structure(lambda a: tf.gather(a, places), items)
-        return (read_items, UseInfo(index, repeat)) if tags else read_items
-
-    # Uses are read in chunks: a call per use would take longer than everything else.
-    chunks: Any = tf.data.Dataset.from_tensor_slices(uses).batch(_USES_PER_CHUNK)
-    outputs = chunks.map(read).unbatch()
-    if not packing.is_needed:
-        return outputs
-    if tags:
-        return outputs.map(lambda item, tag: (packing.unpack(item), tag))
-    return outputs.map(lambda *item: packing.unpack(item))
+    if batch and not stacks:
+        return uses.batch(spec.batch_size, drop_remainder)
+    return uses
