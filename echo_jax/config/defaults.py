@@ -55,7 +55,7 @@ def default_config() -> Config:
     config.echo = ConfigDict()
     config.echo.factor = 1.0  # uses of an item; `echo-jax probe` measures R
     config.echo.after = "batch"  # read | decode | augment | batch
-    # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
+    # consecutive | window_shuffle | shuffle_buffer (the paper's) | spread
     config.echo.order = "consecutive"
     # Fresh items of the echoed stage; for order shuffle_buffer, their uses.
     config.echo.buffer = 1

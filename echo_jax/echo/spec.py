@@ -3,25 +3,23 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint
+from echo_jax.echo.orders import ORDERS
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
 __all__ = [
     "AdaptiveSpec",
     "AnySpec",
     "EchoSpec",
-    "Order",
     "StochasticSpec",
     "check_spec",
     "num_outputs",
 ]
-
-Order = Literal["consecutive", "shuffle_buffer", "spread", "window_shuffle"]
 
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
@@ -72,7 +70,7 @@ class EchoSpec:
     # A piecewise factor is a mapping, which cannot be hashed.
     factor: Factor | FactorByItem = field(default=1, hash=False)
     buffer: int = 1
-    order: Order = "consecutive"
+    order: str = "consecutive"
     batch_size: int = 1
     seed: int = 0
     schedule: Schedule = field(init=False, repr=False, compare=False)
@@ -80,10 +78,10 @@ class EchoSpec:
     def __post_init__(self):
         object.__setattr__(self, "schedule", as_schedule(self.factor))
         _check_integers(self, buffer=1, batch_size=1, seed=0)
-        if self.order not in get_args(Order):
+        if self.order not in ORDERS:
+            known = (f"{name!r} ({each.sentence})" for name, each in ORDERS.items())
             raise ValueError(
-                f"order={self.order!r} is unknown; use one of "
-                f"{', '.join(map(repr, get_args(Order)))}"
+                f"order={self.order!r} is unknown; use one of {', '.join(known)}"
             )
 
     @property

@@ -1,14 +1,17 @@
 """The echo in a tf.data graph: the laws, and the sequence of the host."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from echo_cases import spec_of, take
+from echo_cases import host_echo, spec_of, take
+from test_echo_device import Fetched, item_of
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
+from echo_jax.echo.orders import ORDERS, Order, Piece
 from echo_jax.echo.plans import FixedPlan
 
 BUILT = {}  # graphs, with what feeds them
@@ -227,3 +230,55 @@ def test_what_a_graph_cannot_echo_is_refused():
     echoed = windows.apply(ej.tfdata.echo(ej.EchoSpec(2)))
     found = [list(w.as_numpy_iterator()) for w in echoed.take(3)]
     assert found == [[0, 1], [0, 1], [2, 3]]
+
+
+# --- An order of one's own.
+
+
+class ReversedPairs(Order):
+    """The uses of items 1, 0, 3, 2, ..."""
+
+    name = "reversed_pairs"
+    sentence = "back to back, in pairs of items, the second one first"
+
+    def __post_init__(self):
+        self.num_slots = self.batch_size + 4
+        self.window = self.num_slots + 1
+
+    def pieces(self, round_, anchor, carry):
+        while True:
+            uses, after = self.schedule.uses(anchor, 2, carry)
+            index = np.repeat([anchor + 1, anchor], uses[::-1])
+            repeat = np.concatenate([np.arange(n) for n in uses[::-1]])
+            last = repeat == uses[index - anchor] - 1
+            newest = np.full_like(index, anchor + 1)
+            columns = index, repeat.astype(np.int32), last, newest
+            yield Piece(round_, anchor, carry, *columns)
+            round_, anchor, carry = round_ + 1, anchor + 2, after
+
+    def next_anchor(self, index):
+        return index + index % 2
+
+    def most_rereads(self):
+        return 2
+
+    def broken(self, uses, due):
+        pairs = [index // 2 for index, _ in uses]
+        for position, (before, pair) in enumerate(itertools.pairwise(pairs)):
+            if pair < before:
+                yield f"at use {position + 1}", f"pair {before} or later", pair
+
+
+def test_a_new_order_is_one_class(monkeypatch):
+    with pytest.raises(ValueError, match=r"'reversed_pairs' is unknown; use one of 'c"):
+        ej.EchoSpec(2.5, 4, "reversed_pairs")
+    monkeypatch.setitem(ORDERS, ReversedPairs.name, ReversedPairs)
+    spec = ej.EchoSpec(2.5, 4, "reversed_pairs", batch_size=4)
+    assert list(ej.echo(range(4), spec)) == [1, 1, 1, 0, 0, 3, 3, 3, 2, 2]
+    assert_echo_laws(host_echo, spec, num_items=14)
+    options = {"positions": [0, 5], "make_item": item_of}
+    assert_echo_laws(Fetched, spec, num_items=14, **options)
+    assert_echo_laws(graph_echo, spec, num_items=14, laws=[1, 3, 5, 6, 7])
+    with pytest.raises(AssertionError, match=r"law 6 .* pair 1 or later, got"):
+        spread = ej.EchoSpec(2.5, 8, "spread")
+        assert_echo_laws(lambda up, _: host_echo(up, spread), spec, laws=[6])

@@ -1,18 +1,18 @@
-"""The store of an echo for `tf.data`: the graph keeps elements, a plan says which.
+"""The store of an echo for `tf.data`: the graph keeps elements, an order says which.
 
-The plan is the host's. The graph calls it as a pure function of integers, once for each
-chunk of fresh elements, so TensorFlow can checkpoint it like its own operations.
+The graph calls the host's order as a pure function of integers, once for each chunk of
+fresh elements. So TensorFlow can checkpoint it like its own operations.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders import Piece, rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
@@ -21,7 +21,9 @@ __all__ = ["graph_echo"]
 
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
-_MOST_LIVE_PLANS = 8
+_MOST_LIVE = 8
+_PLACE = ("round", "anchor", "carry", "position")
+_NONE = np.zeros(0, np.int64)
 
 
 def graph_echo(
@@ -34,10 +36,9 @@ def graph_echo(
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Returns the function that `echo` of `tfdata` returns, for a checked spec."""
     is_consecutive = isinstance(rounds_of(spec), Consecutive)
-    plan = FixedPlan(spec)
     if state:
-        plan.check_state(state)
-    start = dict(state or plan.get_state())
+        FixedPlan(spec).check_state(state)
+    start = state or {**dict.fromkeys(_PLACE, 0), "fresh": 0, "end": -1}
 
     @tf.autograph.experimental.do_not_convert
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -126,66 +127,86 @@ class _Packing:
 
 
 class _Walk:
-    """A plan as a pure function: from the integers before a chunk to those after it."""
+    """An order as a pure function: integers before a chunk to those after it."""
 
-    # The integers are the plan's state and the number of the next element. The fresh
+    # The integers are the round, its anchor and carry, its number of uses so far, the
+    # number of the next element, and the uses that wait for a whole batch. The fresh
     # indices of the kept elements ascend, as the elements do.
 
-    def __init__(self, spec: EchoSpec, unit: int, chunk: int):
+    def __init__(self, spec: EchoSpec, start: Mapping[str, int], unit: int):
         # Uses leave in multiples of ``unit``, until the dataset ends.
-        self._spec, self._unit = spec, unit
-        self._room = chunk + spec.batch_size
-        self._live: dict[bytes, FixedPlan] = {}
+        self._order, self._start, self._unit = rounds_of(spec), start, unit
+        self.first = np.array([*(start[key] for key in _PLACE), start["anchor"]])
+        used, (pieces, piece, _, at) = [_NONE], self._begin(*self.first[:-1].tolist())
+        while piece.anchor < start["fresh"]:
+            used.append(piece.index[at:])
+            piece, at = next(pieces), 0
+        taken = np.arange(start["anchor"], start["fresh"])
+        self._used_up = np.setdiff1d(taken, np.concatenate(used))
+        # What is at some integers, so that the next call need not make it again.
+        self._live: dict[bytes, tuple[Iterator[Piece], Piece, int, int]] = {}
 
     def __call__(
         self, integers: np.ndarray, held: np.ndarray, count: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Returns integers, held indices, and places to keep; then a chunk's uses."""
         # The uses are places among the held and the fresh elements, indices, repeats.
-        *values, came = integers.tolist()
-        state = dict(zip(_KEYS, values, strict=True))
+        *place, came = integers[: self.first.size].tolist()
         items = np.concatenate([held, np.arange(came, came + count)])
-        written, came = max(state["fresh"], came), came + int(count)
-        plan, keep = self._live.pop(integers.tobytes(), None), np.ones(items.size, bool)
-        if came < state["fresh"]:
-            if not count:
-                raise ValueError(
-                    f"the dataset ended before item {came}, and the state has used "
-                    f"items up to {state['fresh'] - 1}; give the dataset that the "
-                    f"state was saved with, from item {state['anchor']} on"
-                )
-            return _columns([*values, came], items, np.flatnonzero(keep), [])
-        if plan is None:
-            plan = FixedPlan(self._spec, room=self._room)
-            first, slots, _ = plan.set_state(state)
-            in_use = np.flatnonzero(slots[0] < plan.num_slots) + first
-            keep = np.isin(items, in_use) | (items >= state["fresh"])
-            plan.write(written - state["fresh"])
-        plan.write(came - written)
-        if not count:
-            plan.end(0)
-        uses, most = [], _USES_AT_ONCE * self._unit
-        while not plan.need(self._unit).must and (part := plan.next(most)):
-            places = np.searchsorted(items, part.fresh_index[0])
-            assert part.last is not None
-            keep[places[part.last[0]]] = False
-            uses.append((places, part.fresh_index[0], part.repeat[0]))
-        integers = np.array([*plan.get_state().values(), came])
-        if len(self._live) >= _MOST_LIVE_PLANS:
+        came += int(count)
+        if not count and came < self._start["fresh"]:
+            raise ValueError(
+                f"the dataset ended before item {came}, and the state has used items "
+                f"up to {self._start['fresh'] - 1}; give the dataset that the state "
+                f"was saved with, from item {self._start['anchor']} on"
+            )
+        found = self._live.pop(integers.tobytes(), None) or self._begin(*place)
+        pieces, piece, before, at = found
+        uses = [integers[self.first.size :].reshape(3, -1)]
+        while piece.anchor < came:
+            ready = piece.newest.searchsorted(came) if count else piece.index.size
+            stop = max(at, int(ready))
+            columns = piece.index, piece.repeat, piece.last
+            uses.append(np.stack([column[at:stop] for column in columns]))
+            at = stop
+            if at < piece.index.size:
+                break
+            done, piece, at = piece, next(pieces), 0
+            before = before + done.index.size if done.round == piece.round else 0
+        leaving = np.concatenate(uses, axis=1)
+        leaving = leaving[:, leaving[0] < came]
+        whole = leaving.shape[1] // self._unit * self._unit if count else None
+        (index, repeat, last), waiting = leaving[:, :whole], leaving[:, whole:]
+        places, keep = np.searchsorted(items, index), ~np.isin(items, self._used_up)
+        keep[places[last > 0]] = False
+        place = [piece.round, piece.anchor, piece.carry, before + at, came]
+        integers = np.concatenate([place, waiting.reshape(-1)])
+        if len(self._live) >= _MOST_LIVE:
             self._live.clear()
-        self._live[integers.tobytes()] = plan
-        return _columns(integers, items[keep], np.flatnonzero(keep), uses)
+        self._live[integers.tobytes()] = pieces, piece, before, at
+        kept = np.flatnonzero(keep)
+        return integers, items[kept], kept, places, index, repeat.astype(np.int32)
 
+    def _begin(
+        self, round_: int, anchor: int, carry: int, position: int
+    ) -> tuple[Iterator[Piece], Piece, int, int]:
+        """Returns pieces, the one that holds a position, and the uses around it."""
+        pieces = map(self._within_end, self._order.pieces(round_, anchor, carry))
+        piece, before = next(pieces), 0
+        while position - before > piece.index.size:
+            before += piece.index.size
+            piece = next(pieces)
+        return pieces, piece, before, position - before
 
-_KEYS = tuple(FixedPlan(EchoSpec()).get_state())
-_NO_USES = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
-
-
-def _columns(
-    integers: Any, held: np.ndarray, kept: np.ndarray, uses: list[Any]
-) -> tuple[np.ndarray, ...]:
-    columns = map(np.concatenate, zip(_NO_USES, *uses, strict=True))
-    return np.asarray(integers), held, kept, *columns
+    def _within_end(self, piece: Piece) -> Piece:
+        """Leaves out items that do not come, as states of that time count."""
+        if self._start["end"] < 0:
+            return piece
+        there = piece.index < self._start["end"]
+        index, repeat, last = piece.index[there], piece.repeat[there], piece.last[there]
+        newest = np.maximum.accumulate(index)
+        place = piece.round, piece.anchor, piece.carry
+        return Piece(*place, index, repeat, last, newest)
 
 
 def _chunk_sizes(first: int, most: int) -> np.ndarray:
@@ -216,7 +237,7 @@ def _in_chunks(
     most = math.ceil(spec.buffer / (2 * spec.schedule.max_factor))
     sizes = _chunk_sizes(spec.batch_size, most)
     starts = np.cumsum(sizes) - sizes
-    walk = _Walk(spec, spec.batch_size if stacks else 1, int(sizes[-1]))
+    walk = _Walk(spec, start, spec.batch_size if stacks else 1)
 
     def chunk_of(place, _):
         grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
@@ -237,7 +258,6 @@ def _in_chunks(
         for output in outputs:
             output.set_shape([None])
         integers, held, kept, *uses = outputs
-        integers.set_shape([len(_KEYS) + 1])
         return (integers, held, items, kept), (items, tuple(uses))
 
     def emit(items, uses):
@@ -259,8 +279,6 @@ def _in_chunks(
     nothing = tf.nest.map_structure(
         lambda leaf: tf.zeros([0, *leaf.shape], leaf.dtype), dataset.element_spec
     )
-    none = tf.zeros([0], tf.int64)
-    integers = np.array([*(start[key] for key in _KEYS), start["anchor"]])
     numbered: Any = dataset.enumerate()
     uses = (
         numbered.group_by_window(
@@ -269,8 +287,8 @@ def _in_chunks(
             window_size_func=size_of,
         )
         # A chunk without elements tells that the dataset has ended.
-        .concatenate(tf.data.Dataset.from_tensors((none, nothing)))
-        .scan((integers, none, nothing, none), advance)
+        .concatenate(tf.data.Dataset.from_tensors((_NONE, nothing)))
+        .scan((walk.first, _NONE, nothing, _NONE), advance)
         .flat_map(emit)
     )
     if batch and not stacks:

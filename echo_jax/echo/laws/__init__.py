@@ -22,7 +22,12 @@ from echo_jax.lazy import door
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
 
 __getattr__ = door(
-    __name__, {"bounds": ["ORDER_LAWS"], "failures": ["Interrupted", "Interruption"]}
+    __name__,
+    {
+        "bounds": ["ORDER_LAWS"],
+        "failures": ["Interrupted", "Interruption"],
+        "interruption": ["Interrupted", "Interruption"],
+    },
 )
 
 

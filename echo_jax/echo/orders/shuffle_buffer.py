@@ -14,15 +14,14 @@ The carry of a round is the schedule's carry plus a number in whole units: the u
 the items from the anchor on that left before the round.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Piece, stable_argsort
-from echo_jax.echo.schedule import Schedule
+from echo_jax.echo.orders.base import Broken, Order, Piece, stable_argsort
 
 __all__ = ["ShuffleBuffer"]
 
@@ -35,14 +34,12 @@ _BATCHES_PER_ROUND = 8
 _ANCHORS_PER_BUFFER = 8
 
 
-@dataclass
-class ShuffleBuffer:
+class ShuffleBuffer(Order):
     """Emits repeats through a shuffle buffer of ``buffer`` uses."""
 
-    schedule: Schedule
-    buffer: int
-    batch_size: int
-    seed: int
+    name = "shuffle_buffer"
+    sentence = "the paper's own shuffle buffer: of `buffer` uses a random one leaves"
+    drifts = True
 
     def __post_init__(self):
         if self.buffer > _MAX_BUFFER:
@@ -50,131 +47,140 @@ class ShuffleBuffer:
                 f"buffer={self.buffer} is more than order='shuffle_buffer' can draw "
                 f"from; use at most {_MAX_BUFFER}"
             )
-        self.round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
+        self._round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
         # Every anchor is a multiple of it, so that few upstream states are kept.
-        self.stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
+        self._stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
         least = self.schedule.min_factor
         # The items in the buffer, and the items that enter it during a batch.
         self.num_slots = self.buffer + math.ceil(self.batch_size / least) + 1
         oldest = math.ceil(self.buffer * (math.log(self.buffer) + _SURELY_GONE))
-        self.window = math.ceil((oldest + self.round_length) / least) + 1
+        self.window = math.ceil((oldest + self._round_length) / least) + 1
         self.max_departed = self.window * math.ceil(self.schedule.max_factor)
-        self.key = sequence(self.seed, 3)
+        self._key = sequence(self.seed, 3)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
         left_before, carry = divmod(carry, self.schedule.denominator)
-        incoming = _Incoming(self.schedule, anchor, carry)
-        first_draw = round_ * self.round_length
-        entered = incoming.take(self.buffer + left_before)
-        slots = entered[self._numbers(first_draw) - (first_draw - left_before)]
-        num_items = incoming.uses.size
-        left = np.bincount(entered - anchor, minlength=num_items)
-        left -= np.bincount(slots - anchor, minlength=num_items)
-        del entered
+        draw = round_ * self._round_length
+        # The number of the anchor's first use, the uses of the items from the anchor
+        # on, and the carry after these items.
+        base, uses, after = draw - left_before, np.zeros(0, np.int64), carry
+        uses, after = self._more(uses, anchor, after, self.buffer + left_before)
+        slots = self._numbers(draw) - base
+        slots = anchor + np.searchsorted(np.cumsum(uses), slots, "right")
         while True:
             oldest = int(slots.min())
-            passed = oldest // self.stride * self.stride - anchor
+            passed = oldest // self._stride * self._stride - anchor
             _, carry = self.schedule.uses(anchor, passed, carry)
-            anchor, left = anchor + passed, left[passed:]
-            incoming.forget(passed)
-            state = int(left.sum()) * self.schedule.denominator + carry
-            entering = incoming.take(self.round_length)
+            base += int(uses[:passed].sum())
+            anchor, uses = anchor + passed, uses[passed:]
+            entered = draw + self.buffer - base
+            stop = entered + self._round_length
+            uses, after = self._more(uses, anchor, after, stop)
+            ends = np.cumsum(uses)
+            # The item whose uses enter next, and its uses that have entered.
+            at = int(np.searchsorted(ends, entered, "right"))
+            some = entered - int(ends[at] - uses[at])
+            entering = np.repeat(np.arange(at, uses.size) + anchor, uses[at:])
+            entering = entering[some : some + self._round_length]
             if int(entering[-1]) - oldest >= self.window:
                 raise RuntimeError(
                     f"item {oldest} has stayed in a shuffle buffer of {self.buffer} "
                     f"until item {entering[-1]} came, which the plan has no room for; "
                     "use another seed"
                 )
-            drawn = self._slots(first_draw, first_draw + self.round_length)
-            index = _exchange(slots, drawn, entering)
-            left = np.pad(left, (0, incoming.uses.size - left.size))
+            left = uses.copy()
+            left[at:] = 0
+            left[at] = some
+            left -= np.bincount(slots - anchor, minlength=uses.size)
+            index = _exchange(slots, self._slots(draw, draw + stop - entered), entering)
             repeat = _count_off(index - anchor, left)
-            last = repeat + 1 == incoming.uses[index - anchor]
+            last = repeat + 1 == uses[index - anchor]
+            state = (draw - base) * self.schedule.denominator + carry
             newest = np.maximum.accumulate(index)
             yield Piece(round_, anchor, state, index, repeat, last, newest)
-            round_, first_draw = round_ + 1, first_draw + self.round_length
+            round_, draw = round_ + 1, draw + self._round_length
 
     def next_anchor(self, index: int) -> int:
-        return -(-index // self.stride) * self.stride
+        return -(-index // self._stride) * self._stride
+
+    def _more(
+        self, uses: np.ndarray, anchor: int, carry: int, total: int
+    ) -> tuple[np.ndarray, int]:
+        """Adds numbers of uses of later items until they are ``total`` or more."""
+        parts, at, missing = [uses], anchor + uses.size, total - int(uses.sum())
+        size = int(max(0, missing) / self.schedule.max_factor) + 1
+        while missing > 0:
+            found, carry = self.schedule.uses(at, size, carry)
+            parts.append(found)
+            at, missing = at + size, missing - int(found.sum())
+            size *= 2  # The factor may be far below its bound.
+        return np.concatenate(parts), carry
 
     def _slots(self, start: int, stop: int) -> np.ndarray:
         """Returns the slots of consecutive draws, ``int64[stop - start]``."""
-        random = mix(self.key, np.arange(start, stop))
-        random >>= np.uint64(32)
-        random *= np.uint64(self.buffer)
-        random >>= np.uint64(32)
-        return random.view(np.int64)
+        random = mix(self._key, np.arange(start, stop)) >> np.uint64(32)
+        return ((random * np.uint64(self.buffer)) >> np.uint64(32)).view(np.int64)
 
     def _numbers(self, draw: int) -> np.ndarray:
         """Returns the number of the use in each slot before a draw, ``int64[M]``."""
         numbers = np.arange(self.buffer)
         # A number below M is a use from the start, or its draw is not found yet.
         while draw > 0 and numbers.min() < self.buffer:
-            start = max(0, draw - self.round_length)
+            start = max(0, draw - self._round_length)
             entered = np.arange(start, draw) + self.buffer
             np.maximum.at(numbers, self._slots(start, draw), entered)
             draw = start
         return numbers
 
+    def most_rereads(self) -> int:
+        """Returns the items from the oldest use in the buffer to the round's end."""
+        # After M (ln M + c) draws some slot of M was never drawn with a probability of
+        # at most M (1 - 1/M)^(M (ln M + c)) < exp(-c). So the whole buffer is from that
+        # many last uses. A round is M draws or eight batches, and one item in M/8 can
+        # be an anchor.
+        size = self.buffer
+        uses = size * (math.log(size) + 40) + max(size, 8 * self.batch_size)
+        return math.ceil(uses / self.schedule.min_factor) + size // 8 + 2
 
-class _Incoming:
-    """The items of all uses in order, from one item on."""
+    def broken(
+        self, uses: Sequence[tuple[int, int]], due: Sequence[int]
+    ) -> Iterator[Broken]:
+        """No use leaves the buffer before it has entered."""
+        # Draw t takes one of the uses below t + M; chance decides how late. After the
+        # end of the stream some draws find nothing, but all uses have entered then.
+        first = list(itertools.accumulate(due, initial=0))
+        for position, (index, repeat) in enumerate(uses):
+            number, entered = first[index] + repeat, position + self.buffer
+            if number >= entered:
+                found = f"use {number}, item {index} repeat {repeat}"
+                yield f"at use {position}", f"one of the first {entered} uses", found
 
-    def __init__(self, schedule: Schedule, item: int, carry: int):
-        self._schedule = schedule
-        self._next_item, self._carry = item, carry
-        # ``uses`` has those of the items from the first one not forgotten on, int64[n].
-        self._waiting = self.uses = np.zeros(0, np.int64)
 
-    def take(self, count: int) -> np.ndarray:
-        """Returns the items of the next ``count`` uses, ``int64[count]``."""
-        parts, uses = [self._waiting], [self.uses]
-        missing = count - self._waiting.size
-        size = int(max(0, missing) / self._schedule.max_factor) + 1
-        while missing > 0:
-            found, self._carry = self._schedule.uses(self._next_item, size, self._carry)
-            items = np.arange(self._next_item, self._next_item + size)
-            parts.append(np.repeat(items, found))
-            uses.append(found)
-            missing -= parts[-1].size
-            self._next_item += size
-            # The factor may be far below its bound.
-            size *= 2
-        items = np.concatenate(parts)
-        self._waiting = items[count:].copy()
-        self.uses = np.concatenate(uses)
-        return items[:count]
-
-    def forget(self, count: int) -> None:
-        """Forgets the numbers of uses of the first ``count`` items."""
-        self.uses = self.uses[count:]
+def _grouped(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a stable order, the values in it, and where each value begins."""
+    order = stable_argsort(values)
+    in_order = values[order]
+    changes = np.flatnonzero(in_order[1:] != in_order[:-1])
+    return order, in_order, np.concatenate([[0], changes + 1])
 
 
 def _exchange(slots: np.ndarray, drawn: np.ndarray, entering: np.ndarray) -> np.ndarray:
     """Puts items into the slots ``drawn`` in turn; returns the items that leave."""
-    order = stable_argsort(drawn)
-    slot, entering = drawn[order], entering[order]
-    changes = np.flatnonzero(slot[1:] != slot[:-1]) + 1
-    first = np.concatenate([[0], changes])
+    order, slot, first = _grouped(drawn)
+    entering = entering[order]
     # The item that the draw before put in, or the item in the slot until now.
-    leaving = np.empty_like(entering)
-    leaving[1:] = entering[:-1]
+    leaving = np.roll(entering, 1)
     leaving[first] = slots[slot[first]]
-    last = np.concatenate([changes - 1, [slot.size - 1]])
-    slots[slot[last]] = entering[last]
+    slots[slot[first]] = entering[np.append(first[1:], slot.size) - 1]
     in_turn = np.empty_like(leaving)
     in_turn[order] = leaving
     return in_turn
 
 
 def _count_off(items: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns each item's number of earlier uses, ``int32[n]``; updates ``left``."""
-    # ``left`` has the number of uses of each item before all of these.
-    order = stable_argsort(items)
-    item = items[order]
-    first = np.concatenate([[0], np.flatnonzero(item[1:] != item[:-1]) + 1])
-    counts = np.diff(first, append=item.size)
+    """Returns each item's number of earlier uses, ``left`` of them before these."""
+    order, item, first = _grouped(items)
+    start = np.repeat(first - left[item[first]], np.diff(first, append=item.size))
     repeat = np.empty(items.size, np.int32)
-    repeat[order] = np.arange(item.size) - np.repeat(first - left[item[first]], counts)
-    left[item[first]] += counts
+    repeat[order] = np.arange(item.size) - start
     return repeat

@@ -15,180 +15,25 @@ life, and the number of items alive, do not depend on chance.
 
 import itertools
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Piece, grouped_argsort, stable_argsort
-from echo_jax.echo.schedule import Schedule
+from echo_jax.echo.orders.base import (
+    Broken,
+    Order,
+    Piece,
+    grouped_argsort,
+    stable_argsort,
+)
 
-__all__ = ["CohortSizes", "Spread"]
+__all__ = ["Spread"]
 
-_INTERVALS_PER_PIECE = 8192
 _MAX_USES = 10_000
-
-
-class CohortSizes:
-    """The number of fresh items of each round: a short warm-up, then a constant."""
-
-    # ``warm`` has the sizes of the first rounds, and all later ones are ``steady``. The
-    # first round is the first batch. Rounds then grow until the buffer is full, so a
-    # large buffer does not delay the first echo.
-
-    def __init__(self, schedule: Schedule, buffer: int, batch_size: int):
-        self.max_uses = math.ceil(schedule.max_factor)
-        # A round has a cohort for each use of an item, and each is laid out apart.
-        if self.max_uses > _MAX_USES:
-            raise ValueError(
-                f"order='spread' takes factors of at most {_MAX_USES}, and this one is "
-                f"up to {self.max_uses}; use a smaller factor, or another order"
-            )
-        self._low, self._high = schedule.min_factor, schedule.max_factor
-        self._even = schedule.constant is not None
-        # The rounds that an item stays after its own, on average or at most.
-        self._lived = (schedule.constant or self.max_uses) - 1
-        self._batch_size = batch_size
-        # Rounding of merged cohorts moves a use by at most this many places.
-        self.slack = self.max_uses + 2 if batch_size > 1 else 0
-        self._margin = self.max_uses + 1
-        # The size of cohorts at which no batch has two uses of an item.
-        self._needed = math.ceil((batch_size + self.slack) / self._low)
-        candidates = itertools.count(max(buffer, self._least()))
-        workable = next(size for size in candidates if self._grow(size))
-        if workable > buffer:
-            factor = schedule.constant or f"up to {self.max_uses}"
-            raise ValueError(
-                f"buffer={buffer} is too small for order='spread' without twins in a "
-                f"batch of {batch_size} at factor {factor}; use buffer={workable} or "
-                "more, or a smaller batch_size"
-            )
-        self._lengths = [
-            self._length(round_) for round_ in range(len(self.warm) + self.max_uses)
-        ]
-
-    def size(self, cohort: int) -> int:
-        return self.warm[cohort] if cohort < len(self.warm) else self.steady
-
-    def start(self, cohort: int) -> int:
-        """Returns the fresh index of a cohort's first item."""
-        beyond = cohort - len(self.warm)
-        if beyond < 0:
-            return self._starts[cohort]
-        return self._starts[-1] + beyond * self.steady
-
-    def widest(self, cohorts: int) -> int:
-        """Returns the most items of ``cohorts`` consecutive cohorts."""
-        return max(
-            self.start(end) - self.start(max(0, end - cohorts))
-            for end in range(1, len(self.warm) + cohorts + 1)
-        )
-
-    def cohort_from(self, index: int) -> int:
-        """Returns the first cohort that starts at ``index`` or later."""
-        if index >= self._starts[-1]:
-            return len(self.warm) - (self._starts[-1] - index) // self.steady
-        return next(c for c, start in enumerate(self._starts) if start >= index)
-
-    def round_length(self, round_: int) -> int:
-        """Returns a lower bound on the uses in a round."""
-        # Once all cohorts of a round are steady, every round is as long.
-        return self._lengths[min(round_, len(self._lengths) - 1)]
-
-    def _length(self, round_: int) -> int:
-        return self._alive(round_, range(min(self.max_uses, round_ + 1)))[0]
-
-    def _alive(self, round_: int, ages: range, later: int = 0) -> tuple[int, int]:
-        """Returns bounds on the live items of some ages in a round, or later."""
-        # At every age but one, all items are alive or none. So it sums runs of cohorts.
-        whole = math.floor(self._high) if self._even else self.max_uses
-        least = self._in_cohorts(round_, ages, math.floor(self._low) - later)
-        most = self._in_cohorts(round_, ages, whole - later)
-        if self._even and whole - later in ages:
-            size = self.size(round_ - (whole - later))
-            fewest, largest = self._survivors(size, whole)
-            least, most = least + fewest, most + largest
-        return least, most
-
-    def _in_cohorts(self, round_: int, ages: range, below: int) -> int:
-        """Returns the number of items of these ages that are younger than ``below``."""
-        stop = min(ages.stop, below)
-        if stop <= ages.start:
-            return 0
-        return self.start(round_ - ages.start + 1) - self.start(round_ - stop + 1)
-
-    def _survivors(self, size: int, age: int) -> tuple[int, int]:
-        """Returns bounds on the items of a cohort that have more than ``age`` uses."""
-        # In integers: the warm-up asks this many times, and fractions are slow.
-        low = self._low.numerator - age * self._low.denominator
-        high = self._high.numerator - age * self._high.denominator
-        if low >= self._low.denominator:
-            least = size
-        else:
-            least = size * max(0, low) // self._low.denominator if self._even else 0
-        if high >= self._high.denominator:
-            most = size
-        elif high > 0 and self._even:
-            most = min(size, -(-size * high // self._high.denominator) + 1)
-        else:
-            most = size if high > 0 else 0
-        return least, most
-
-    def _least(self) -> int:
-        """A lower bound on the buffer."""
-        return max(
-            math.ceil(self._lived * self._needed) + self._margin,
-            math.ceil(self._needed / 2),
-            self._survivors(self._batch_size, 1)[1] + self._margin,
-        )
-
-    def _grow(self, buffer: int) -> bool:
-        """Sets the sizes for a buffer; returns whether rounds reach the steady size."""
-        # Slots that a batch frees serve only the next batch, so a batch needs room for
-        # its own fresh items as well.
-        reserve = math.ceil(self._batch_size / self._low) + 1
-        roomy = int((buffer - self._margin - reserve) / self._lived)
-        # Beyond two buffers of items in a round a restore would re-read too much.
-        self.steady = min(max(roomy, self._needed), 2 * buffer)
-        self.warm = [min(self._batch_size, self.steady * self.max_uses)]
-        self._starts = [0, self.warm[0]]
-        steady_rounds = int(self.warm[0] == self.steady)
-        seen: list[int] = []
-        at_round = self.max_uses
-        while steady_rounds < self.max_uses:
-            # The next size follows from the last sizes alone. If all of these recur,
-            # growth has ended. Brent's search for cycles keeps only few of them.
-            if not steady_rounds and len(self.warm) >= self.max_uses:
-                last = self.warm[-self.max_uses :]
-                if last == seen:
-                    return False
-                if len(self.warm) >= at_round:
-                    seen, at_round = last, 2 * len(self.warm)
-            size = self._next_size(buffer - self._margin)
-            self.warm.append(size)
-            self._starts.append(self._starts[-1] + size)
-            steady_rounds = steady_rounds + 1 if size == self.steady else 0
-        return True
-
-    def _next_size(self, room: int) -> int:
-        # Echoes take up to half of the places that they take later.
-        top = float(self._high)
-        feed = min((top + 1) / (2 * top), 1.5 / top)
-        round_ = len(self.warm)
-        ages = range(1, min(self.max_uses, round_ + 1))
-        least, most = self._alive(round_, ages)
-        _, kept = self._alive(round_, ages, later=1)
-        wanted = min(self.steady, math.ceil(most * feed / (1 - feed)))
-        if self._batch_size > 1:
-            wanted = max(wanted, self._batch_size + self.slack - least)
-        return max(0, min(wanted, self._affordable(room - kept)))
-
-    def _affordable(self, room: int) -> int:
-        """Returns the largest cohort of which at most ``room`` items live on."""
-        share = float(min(1, self._lived)) if self._even else 1.0
-        return int(max(0, room - 1) / share) if share < 1 else room
 
 
 @dataclass
@@ -202,128 +47,265 @@ class _Cohort:
     seats: np.ndarray  # the items in order of their positions, from `start` on
 
 
-class Spread:
-    """Spreads the uses of an item evenly; an `echo_jax.echo.orders.OrderRounds`."""
+class Spread(Order):
+    """Spreads the uses of an item evenly."""
 
-    def __init__(self, schedule: Schedule, buffer: int, batch_size: int, seed: int):
-        self.schedule = schedule
-        self.batch_size = batch_size
-        self.sizes = CohortSizes(schedule, buffer, batch_size)
-        # For each age of a cohort, the start of its random sequence.
-        self.keys = [sequence(seed, 2, age) for age in range(self.sizes.max_uses)]
-        factor = schedule.constant
+    # Cohorts have ``_steady`` items after a warm-up; ``_starts`` has the first items of
+    # those before. The first round is the first batch. Rounds then grow until the
+    # buffer is full, so a large buffer does not delay the first echo.
+
+    name = "spread"
+    sentence = "evenly far apart, never two in a batch, at a constant feed"
+
+    def __post_init__(self):
+        self._low, high = self.schedule.min_factor, self.schedule.max_factor
+        self._max_uses = math.ceil(high)
+        # A round has a cohort for each use of an item, and each is laid out apart.
+        if self._max_uses > _MAX_USES:
+            raise ValueError(
+                f"order='spread' takes factors of at most {_MAX_USES}, and this one is "
+                f"up to {self._max_uses}; use a smaller factor, or another order"
+            )
+        factor = self.schedule.constant
+        # The uses of every item, and the share of items that have one more; or None.
+        self._whole = math.floor(self._low)
+        self._part = None if factor is None else factor - self._whole
         # Whether all items have the same number of uses.
-        self.uniform = factor is not None and factor.denominator == 1
-        self.num_slots = buffer
-        self.max_departed = 0
-        self.window = self.sizes.widest(self.sizes.max_uses + 1)
+        self._uniform = self._part == 0
+        # The rounds that an item stays after its own, on average or at most.
+        self._lived = (factor or self._max_uses) - 1
+        # Rounding of merged cohorts moves a use by at most this many places.
+        self._slack = self._max_uses + 2 if self.batch_size > 1 else 0
+        self._margin = self._max_uses + 1
+        # Echoes take up to half of the places that they take later.
+        top = float(high)
+        self._feed = min((top + 1) / (2 * top), 1.5 / top)
+        self._set_sizes(high)
+        self.num_slots = self.buffer
+        # The most items of all cohorts that are alive, and of the next one.
+        width, last = self._max_uses + 1, len(self._starts) + self._max_uses
+        self.window = max(
+            self._start(end) - self._start(max(0, end - width))
+            for end in range(1, last + 1)
+        )
+        # A lower bound on the uses of each round; the later ones are as the last one.
+        self._lengths = [self._alive(r, 0)[0] for r in range(last)]
+        # For each age of a cohort, the start of its random sequence.
+        self._keys = [sequence(self.seed, 2, age) for age in range(self._max_uses)]
+
+    def _set_sizes(self, high: Fraction) -> None:
+        """Sets the sizes of the cohorts; ValueError if the buffer is too small."""
+        # The size of cohorts at which no batch has two uses of an item.
+        needed = math.ceil((self.batch_size + self._slack) / self._low)
+        first = self.batch_size
+        if high < 2 and self._part is not None:
+            first = self._some(first, high - 1)[1]
+        least = max(
+            math.ceil(self._lived * needed) + self._margin,
+            math.ceil(needed / 2),
+            first + self._margin,
+        )
+        workable = next(
+            size
+            for size in itertools.count(max(self.buffer, least))
+            if self._grow(size, needed)
+        )
+        if workable > self.buffer:
+            factor = self.schedule.constant or f"up to {self._max_uses}"
+            raise ValueError(
+                f"buffer={self.buffer} is too small for order='spread' without twins "
+                f"in a batch of {self.batch_size} at factor {factor}; use "
+                f"buffer={workable} or more, or a smaller batch_size"
+            )
+
+    def _grow(self, buffer: int, needed: int) -> bool:
+        """Sets the sizes for a buffer; returns whether rounds reach the steady size."""
+        # Slots that a batch frees serve only the next batch, so a batch needs room for
+        # its own fresh items as well.
+        room = buffer - self._margin
+        reserve = math.ceil(self.batch_size / self._low) + 1
+        # Beyond two buffers of items in a round a restore would re-read too much.
+        roomy = max(int((room - reserve) / self._lived), needed)
+        self._steady = min(roomy, 2 * buffer)
+        sizes = [min(self.batch_size, self._steady * self._max_uses)]
+        self._starts = [0, sizes[0]]
+        steady_rounds = int(sizes[0] == self._steady)
+        seen: list[int] = []
+        at_round = self._max_uses
+        while steady_rounds < self._max_uses:
+            # The next size follows from the last sizes alone. If all of these recur,
+            # growth has ended. Brent's search for cycles keeps only few of them.
+            if not steady_rounds and len(sizes) >= self._max_uses:
+                last = sizes[-self._max_uses :]
+                if last == seen:
+                    return False
+                if len(sizes) >= at_round:
+                    seen, at_round = last, 2 * len(sizes)
+            sizes.append(self._next_size(len(sizes), room))
+            self._starts.append(self._starts[-1] + sizes[-1])
+            steady_rounds = steady_rounds + 1 if sizes[-1] == self._steady else 0
+        return True
+
+    def _next_size(self, round_: int, room: int) -> int:
+        least, most = self._alive(round_, 1)
+        _, kept = self._alive(round_, 1, later=1)
+        wanted = min(self._steady, math.ceil(most * self._feed / (1 - self._feed)))
+        if self.batch_size > 1:
+            wanted = max(wanted, self.batch_size + self._slack - least)
+        # Of the new items, too, only some may live on.
+        fits = room - kept
+        if self._part is not None and self._lived < 1:
+            fits = int(max(0, fits - 1) / float(self._lived))
+        return max(0, min(wanted, fits))
+
+    def _alive(self, round_: int, youngest: int, later: int = 0) -> tuple[int, int]:
+        """Returns bounds on the live items from an age on in a round, or later."""
+        # At every age but one, all items are alive or none. So it sums runs of cohorts.
+        least = self._younger(round_, youngest, self._whole - later)
+        if self._part is None:
+            return least, self._younger(round_, youngest, self._max_uses - later)
+        age = self._whole - later
+        if not self._part or not youngest <= age <= round_:
+            return least, least
+        size = self._start(round_ - age + 1) - self._start(round_ - age)
+        fewest, most = self._some(size, self._part)
+        return least + fewest, least + most
+
+    def _younger(self, round_: int, youngest: int, age: int) -> int:
+        """Returns the items of all cohorts from an age on, and below another one."""
+        stop = min(age, self._max_uses, round_ + 1)
+        if stop <= youngest:
+            return 0
+        return self._start(round_ - youngest + 1) - self._start(round_ - stop + 1)
+
+    def _some(self, size: int, part: Fraction) -> tuple[int, int]:
+        """Returns bounds on the items with one more use among ``size`` in a row."""
+        # In integers: the warm-up asks this many times, and fractions are slow.
+        up, down = size * part.numerator, part.denominator
+        return up // down, min(size, -(-up // down) + 1)
+
+    def _start(self, cohort: int) -> int:
+        """Returns the fresh index of a cohort's first item."""
+        beyond = cohort - len(self._starts) + 1
+        if beyond < 0:
+            return self._starts[cohort]
+        return self._starts[-1] + beyond * self._steady
 
     def next_anchor(self, index: int) -> int:
-        return self.sizes.start(self.sizes.cohort_from(index))
+        beyond = index - self._starts[-1]
+        if beyond >= 0:
+            return self._starts[-1] - (-beyond // self._steady) * self._steady
+        return next(start for start in self._starts if start >= index)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        cohorts: deque[_Cohort] = deque()
-        for now in range(max(0, round_ - self.sizes.max_uses + 1), round_):
-            carry = self._advance(cohorts, now, carry)
-        while True:
-            carry = self._advance(cohorts, round_, carry)
-            yield from self._round(cohorts, round_)
-            round_ += 1
+        cohorts: deque[_Cohort] = deque(maxlen=self._max_uses)
+        for now in itertools.count(max(0, round_ - self._max_uses + 1)):
+            share = self._swap_share(now)
+            for cohort in cohorts:
+                if now - cohort.number < self._max_uses:
+                    self._permute(cohort, now - cohort.number, share)
+            start = self._start(now)
+            size = self._start(now + 1) - start
+            uses, after = self.schedule.uses(start, size, carry)
+            cohorts.append(_Cohort(now, start, carry, uses, np.arange(size)))
+            carry = after
+            if now >= round_:
+                yield self._piece(cohorts)
 
-    def _advance(self, cohorts: deque[_Cohort], round_: int, carry: int) -> int:
-        """Moves the cohorts to a round and adds its own; returns the carry after it."""
-        while cohorts and round_ - cohorts[0].number >= self.sizes.max_uses:
-            cohorts.popleft()
-        share = self.swap_share(round_)
-        for cohort in cohorts:
-            self._permute(cohort, round_, share)
-        size = self.sizes.size(round_)
-        uses, after = self.schedule.uses(self.sizes.start(round_), size, carry)
-        cohorts.append(
-            _Cohort(round_, self.sizes.start(round_), carry, uses, np.arange(size))
-        )
-        return after
-
-    def _permute(self, cohort: _Cohort, round_: int, share: float) -> None:
-        age = round_ - cohort.number
-        length = int(cohort.seats.size * share)
-        if length < 2:
-            return
-        position = np.arange(cohort.seats.size)
-        # Borders shift every other round, so that items can cross them.
-        segment = (position + (length // 2 if age % 2 else 0)) // length
-        key = mix(self.keys[age], cohort.seats + cohort.start)
-        if self.uniform:
-            cohort.seats = cohort.seats[grouped_argsort(segment, key)]
-            return
-        # Within a segment, only items of the same number of uses swap seats.
-        group = segment * (self.sizes.max_uses + 1) + cohort.uses[cohort.seats]
-        seats = np.empty_like(cohort.seats)
-        seats[stable_argsort(group)] = cohort.seats[grouped_argsort(group, key)]
-        cohort.seats = seats
-
-    def swap_share(self, round_: int) -> float:
+    def _swap_share(self, round_: int) -> float:
         """Returns the share of a cohort's seats within which items swap."""
         if round_ == 0 or self.batch_size == 1:
             return 0.5
-        length = min(self.sizes.round_length(r) for r in (round_ - 1, round_))
-        near = self.batch_size + self.sizes.slack
+        # Once all cohorts of a round are steady, every round is as long.
+        length = min(self._lengths[round_ - 1 : round_ + 1] or self._lengths[-1:])
+        near = self.batch_size + self._slack
         return min(0.5, 1 - near / max(near, length))
 
-    def _round(self, cohorts: deque[_Cohort], round_: int) -> Iterator[Piece]:
-        """Merges the cohorts by position."""
-        sizes = {cohort.seats.size for cohort in cohorts}
-        if len(sizes) == 1:
-            size = sizes.pop()
-            for low in range(0, max(size, 1), _INTERVALS_PER_PIECE):
-                yield self._intervals(cohorts, round_, low)
+    def _permute(self, cohort: _Cohort, age: int, share: float) -> None:
+        length = int(cohort.seats.size * share)
+        if length < 2:
+            return
+        # Borders shift every other round, so that items can cross them.
+        group = np.arange(cohort.seats.size) + (length // 2 if age % 2 else 0)
+        group //= length
+        if not self._uniform:
+            # Within a segment, only items of the same number of uses swap seats.
+            group = group * (self._max_uses + 1) + cohort.uses[cohort.seats]
+        key = mix(self._keys[age], cohort.seats + cohort.start)
+        seats = cohort.seats[grouped_argsort(group, key)]
+        cohort.seats = seats
+        if not self._uniform:
+            cohort.seats = np.empty_like(seats)
+            cohort.seats[stable_argsort(group)] = seats
+
+    def _piece(self, cohorts: deque[_Cohort]) -> Piece:
+        """Merges the cohorts by position, without items that are used up."""
+        first, now = cohorts[0], cohorts[-1].number
+        sizes = [cohort.seats.size for cohort in cohorts]
+        if len(set(sizes)) == 1:
+            # A use of each cohort in turn, oldest first.
+            def merge(columns: list[np.ndarray]) -> np.ndarray:
+                return np.stack(columns, axis=1).reshape(-1)
         else:
             # A seat's time is its share of the round.
-            time = [np.arange(c.seats.size) / max(1, c.seats.size) for c in cohorts]
+            time = [np.arange(size) / max(1, size) for size in sizes]
             order = np.argsort(np.concatenate(time), kind="stable")
-            index = np.concatenate([c.seats + c.start for c in cohorts])[order]
-            ages = np.array([round_ - c.number for c in cohorts], np.int32)
-            repeat = np.repeat(ages, [c.seats.size for c in cohorts])[order]
-            uses = np.concatenate([c.uses[c.seats] for c in cohorts])[order]
-            newest = np.maximum.accumulate(index)
-            yield self._piece(cohorts, round_, index, repeat, newest, uses)
 
-    def _intervals(self, cohorts: deque[_Cohort], round_: int, low: int) -> Piece:
-        """Returns a use of each cohort, oldest first, per interval from ``low`` on."""
-        part, first = slice(low, low + _INTERVALS_PER_PIECE), cohorts[-1].start + low
-        size = cohorts[-1].seats[part].size
-        index = np.empty((size, len(cohorts)), np.int64)
-        for at, cohort in enumerate(cohorts):
-            np.add(cohort.seats[part], cohort.start, out=index[:, at])
-        ages = np.array([round_ - cohort.number for cohort in cohorts], np.int32)
-        # The round's own items come in their order.
-        newest = np.empty_like(index)
-        newest[:, :-1] = np.arange(first - 1, first - 1 + size)[:, None]
-        newest[:, -1] = index[:, -1]
-        uses = None
-        if not self.uniform:
-            uses = np.stack([c.uses[c.seats[part]] for c in cohorts], axis=1)
-            uses = uses.reshape(-1)
-        columns = index.reshape(-1), np.tile(ages, size), newest.reshape(-1)
-        return self._piece(cohorts, round_, *columns, uses)
+            def merge(columns: list[np.ndarray]) -> np.ndarray:
+                return np.concatenate(columns)[order]
 
-    def _piece(
-        self,
-        cohorts: deque[_Cohort],
-        round_: int,
-        index: np.ndarray,
-        repeat: np.ndarray,
-        newest: np.ndarray,
-        uses: np.ndarray | None,
-    ) -> Piece:
-        """Returns the uses at some seats, without items that are used up."""
-        if self.uniform:
-            last = repeat == self.sizes.max_uses - 1
+        index = merge([cohort.seats + cohort.start for cohort in cohorts])
+        repeat = merge(
+            [np.full(c.seats.size, now - c.number, np.int32) for c in cohorts]
+        )
+        if self._uniform:
+            last = repeat == self._max_uses - 1
         else:
-            assert uses is not None
-            left = uses - repeat
+            left = merge([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
             alive = left > 0
-            index, repeat, newest = index[alive], repeat[alive], newest[alive]
-            last = left[alive] == 1
-        first = cohorts[0]
-        return Piece(round_, first.start, first.carry, index, repeat, last, newest)
+            index, repeat, last = index[alive], repeat[alive], left[alive] == 1
+        newest = np.maximum.accumulate(index)
+        return Piece(now, first.start, first.carry, index, repeat, last, newest)
+
+    def most_rereads(self) -> int:
+        """Returns the items of the rounds that are still in use."""
+        # A round takes at most buffer / (e - 1) items, and at most two buffers. Its
+        # items live for ceil(e) rounds. For a varying factor only the bound is known.
+        each = min(Fraction(1) / self._lived, 2)
+        return math.ceil(self._max_uses * each * self.buffer)
+
+    def broken(
+        self, uses: Sequence[tuple[int, int]], due: Sequence[int]
+    ) -> Iterator[Broken]:
+        """No twins, repeats from the second batch on, an even feed, and even lags."""
+        size, factor = self.batch_size, self.schedule.constant
+        first_uses = [p for p, (_, repeat) in enumerate(uses) if repeat == 0]
+        # After the last fresh item, missing items leave gaps.
+        end = first_uses[-1] + 1 if first_uses else 0
+        num_warm = self._starts[-1]
+        warm = first_uses[num_warm] if num_warm < len(first_uses) else end
+        for start in range(0, end - size + 1, size):
+            where = f"in the batch of uses {start} to {start + size - 1}"
+            batch = uses[start : start + size]
+            index, count = Counter(index for index, _ in batch).most_common(1)[0]
+            if count > 1:
+                yield where, f"item {index} once", f"{count} times"
+            fresh = sum(repeat == 0 for _, repeat in batch)
+            if factor is not None and start >= warm:
+                least, most = math.floor(size / factor), math.ceil(size / factor)
+                if not least <= fresh <= most:
+                    yield where, f"{least} to {most} fresh items", fresh
+            if start == size > 1 and min(due[:size]) > 1 and fresh == size:
+                yield where, "the first repeats", "only fresh items"
+        if factor is None:
+            return
+        # Merging the cohorts moves a use by at most this many places.
+        slack, length = self._max_uses + 2, self._steady * factor
+        latest: dict[int, int] = {}
+        for position, (index, _) in enumerate(uses[:end]):
+            before = latest.get(index, -1)
+            lag = position - before
+            if before >= warm and abs(lag - length) > length / 2 + slack:
+                expected = f"half to one and a half rounds of {float(length):.4g} uses"
+                yield f"at use {position}", expected, f"a lag of {lag}"
+            latest[index] = position

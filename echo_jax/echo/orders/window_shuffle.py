@@ -10,14 +10,12 @@ repeat and its last flag, so nothing has to be gathered after the sort.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Piece
-from echo_jax.echo.schedule import Schedule
+from echo_jax.echo.orders.base import Broken, Order, Piece
 
 __all__ = ["WindowShuffle"]
 
@@ -25,32 +23,30 @@ _MAX_DELAY_BITS = 16
 _MIN_DELAY_BITS = 10
 
 
-@dataclass
-class WindowShuffle:
+class WindowShuffle(Order):
     """Emits every use at a random time, at most ``delay`` arrivals after its item."""
 
-    schedule: Schedule
-    buffer: int
-    batch_size: int
-    seed: int
-    max_departed: int = field(default=0, init=False)
+    name = "window_shuffle"
+    sentence = "at random within the buffer, never later: a bounded delay"
+    drifts = True
 
     def __post_init__(self):
         # Slots that a batch frees serve only the next one, so a batch needs room
         # for its own fresh items. Rarely more come; then the plan cuts the batch.
         batch = self.batch_size / float(self.schedule.min_factor)
-        reserve = min(self.buffer // 4, int(batch + 4 * batch**0.5) + 1)
-        self.delay = self.buffer - reserve
+        self.delay = self.buffer - min(
+            self.buffer // 4, int(batch + 4 * batch**0.5) + 1
+        )
         # Bits that a repeat takes beside its item.
-        self.repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
+        self._repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
         # Bits for the items of two rounds, for the repeat, and for the last flag.
-        self._use_bits = self.delay.bit_length() + self.repeat_bits + 2
-        # A use leaves up to two rounds after the start of its own round.
+        self._use_bits = self.delay.bit_length() + self._repeat_bits + 2
+        # A use leaves up to two rounds after the start of its own round. A delay is
+        # drawn in 2^delay_bits steps.
         left = 62 - self._use_bits - self.delay.bit_length()
-        # A delay is drawn in 2^delay_bits steps.
-        self.delay_bits = min(_MAX_DELAY_BITS, left)
-        if self.delay_bits < _MIN_DELAY_BITS:
-            fits = 60 - self.repeat_bits - _MIN_DELAY_BITS
+        self._delay_bits = min(_MAX_DELAY_BITS, left)
+        if self._delay_bits < _MIN_DELAY_BITS:
+            fits = 60 - self._repeat_bits - _MIN_DELAY_BITS
             raise ValueError(
                 f"buffer={self.buffer} is more than a shuffle of up to "
                 f"{math.ceil(self.schedule.max_factor)} uses an item can time; use at "
@@ -59,12 +55,12 @@ class WindowShuffle:
             )
         self.num_slots = self.buffer + 1
         self.window = 2 * self.delay + 2
-        self.key = sequence(self.seed, 1)
+        self._key = sequence(self.seed, 1)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
         first = round_ * self.delay
-        round_end = self.delay << (self.delay_bits + self._use_bits)
-        round_on = round_end + (self.delay << (self.repeat_bits + 1))
+        round_end = self.delay << (self._delay_bits + self._use_bits)
+        round_on = round_end + (self.delay << (self._repeat_bits + 1))
         uses, after = self._uses(anchor, first - anchor, first, carry)
         waiting = uses.compress(uses >= 0)
         while True:
@@ -77,11 +73,10 @@ class WindowShuffle:
             repeat = leaving.astype(np.int32)
             last = (repeat & 1).astype(bool)
             repeat >>= 1
-            repeat &= (1 << self.repeat_bits) - 1
-            leaving >>= self.repeat_bits + 1
-            leaving &= (1 << (self._use_bits - self.repeat_bits - 1)) - 1
+            repeat &= (1 << self._repeat_bits) - 1
+            leaving >>= self._repeat_bits + 1
+            leaving &= (1 << (self._use_bits - self._repeat_bits - 1)) - 1
             leaving += first - self.delay
-            del uses, now
             newest = np.maximum.accumulate(leaving)
             yield Piece(round_, anchor, carry, leaving, repeat, last, newest)
             round_, anchor, carry, after = round_ + 1, first, after, next_carry
@@ -105,26 +100,37 @@ class WindowShuffle:
         # An item's delays in ascending order: the first of its uses to leave is repeat
         # 0, whichever was drawn first. Missing uses come last.
         delays = np.empty((most, count), np.uint16)
-        counter = item << self.repeat_bits
-        for repeat in range(most):
-            random = mix(self.key, counter + repeat)
-            random >>= np.uint64(64 - self.delay_bits)
-            delays[repeat] = random
+        for repeat, row in enumerate(delays):
+            random = mix(self._key, (item << self._repeat_bits) + repeat)
+            row[:] = random >> np.uint64(64 - self._delay_bits)
             if repeat >= least:
-                np.copyto(delays[repeat], 0xFFFF, where=num_uses <= repeat)
+                np.copyto(row, 0xFFFF, where=num_uses <= repeat)
         _sort_columns(delays)
-        base = (item - first) << (self.delay_bits + self._use_bits)
-        base |= (item - (first - self.delay)) << (self.repeat_bits + 1)
+        base = (item - first) << (self._delay_bits + self._use_bits)
+        base |= (item - (first - self.delay)) << (self._repeat_bits + 1)
         uses = delays.astype(np.int64)
         uses *= self.delay << self._use_bits
-        for repeat in range(most):
-            uses[repeat] += base
-            uses[repeat] += 2 * repeat
-            uses[repeat] += num_uses == repeat + 1
+        for repeat, row in enumerate(uses):
+            row += base
+            row += 2 * repeat
+            row += num_uses == repeat + 1
         if least == most:
             return uses.reshape(-1), after
-        there = np.arange(most)[:, None] < num_uses
-        return uses.reshape(-1).compress(there.reshape(-1)), after
+        return uses[np.arange(most)[:, None] < num_uses], after
+
+    def most_rereads(self) -> int:
+        return 2 * self.buffer
+
+    def broken(
+        self, uses: Sequence[tuple[int, int]], due: Sequence[int]
+    ) -> Iterator[Broken]:
+        """No use comes after one of an item that is `buffer` or more younger."""
+        newest = -1
+        for position, (index, _) in enumerate(uses):
+            newest = max(newest, index)
+            if newest - index >= self.buffer:
+                expected = f"items {newest - self.buffer + 1} to {newest}"
+                yield f"at use {position}", expected, f"item {index}"
 
 
 def _sort_columns(values: np.ndarray) -> None:
