@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 __all__ = ["Counts", "UseInfo"]
 
 
@@ -21,14 +19,6 @@ class Counts:
     fresh: int = 0
     uses: int = 0
     repeats: int = 0
-
-    def without(self, repeat: np.ndarray, pending: int) -> "Counts":
-        """Returns the counts without the last uses of ``repeat``, ``int32[G, n]``."""
-        if not pending:
-            return self
-        left = repeat[:, -pending:]
-        repeats = int(np.count_nonzero(left))
-        return Counts(self.fresh, self.uses - left.size, self.repeats - repeats)
 
 
 class UseInfo(NamedTuple):

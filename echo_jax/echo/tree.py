@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Structure", "flatten", "tree_concatenate", "tree_map"]
+__all__ = ["Structure", "flatten", "tree_map"]
 
 # Types that are always leaves, so jax is not asked about them.
 _LEAVES = {np.ndarray, int, float, bool, complex, str, bytes, *np.sctypeDict.values()}
@@ -98,13 +98,6 @@ class Structure:
         if self._build is None:
             return next(leaves)
         return self._build([part.build(leaves) for part in self._parts])
-
-
-def tree_concatenate(trees: list[Any]) -> Any:
-    """Joins trees of arrays, leaf by leaf, along the first axis."""
-    leaves = zip(*([leaf for _, leaf in flatten(tree)] for tree in trees), strict=True)
-    joined = iter([np.concatenate(parts) for parts in leaves])
-    return tree_map(lambda _: next(joined), trees[0])
 
 
 def _opened(tree: Any) -> _Container | None:

@@ -145,7 +145,7 @@ class _TfdataIterator(grain.DatasetIterator):
         super().__init__()
         self._dataset = dataset
         # With room a batch is decided as a whole.
-        self._plan = FixedPlan(dataset.spec, room=dataset.spec.batch_size)
+        self._plan = FixedPlan(dataset.spec)
         # The running graph, or None. It must end before the interpreter, because its
         # threads call Python and could not end later.
         self._running: list[Any] = []
