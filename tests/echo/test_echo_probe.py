@@ -59,8 +59,13 @@ class SleepingLoader:
     def __init__(self, machine, load_s, length=50):
         self.machine, self.length = machine, length
         self.load_s = load_s if callable(load_s) else lambda: load_s
+        self.kept = []  # Python closes a generator that nobody holds.
 
     def __iter__(self):
+        self.kept.append(self.batches())
+        return self.kept[-1]
+
+    def batches(self):
         self.opened += 1
         try:
             for _ in range(self.length):
@@ -126,7 +131,7 @@ def test_a_loader_without_prefetching_is_measured_exactly(load_s):
     assert (report.t_up_s, report.t_down_s) == (exactly(load_s), exactly(1.0))
     assert (report.ratio_low, report.ratio_high) == (exactly(load_s),) * 2
     # The device works while the next batch is loaded.
-    assert report.observed_s == exactly(max(load_s, 1.0))
+    assert report.measured_s[1] == exactly(max(load_s, 1.0))
     assert report.idle_fraction == pytest.approx(1 - 1 / max(load_s, 1.0), abs=1e-9)
     assert report.seconds == exactly(machine.time)
     assert loader.opened == loader.closed > 2
@@ -141,11 +146,8 @@ def test_what_a_loader_has_prefetched_is_not_mistaken_for_its_speed(load_s, capa
     machine.sleep(10_000)  # Long since full.
     report = run(machine, loader)
     assert (report.t_up_s, report.t_down_s) == (exactly(load_s), exactly(1.0))
-    assert report.observed_s == exactly(max(load_s, 1.0))
-    assert [run.factor for run in report.runs] == [1.0, max(load_s, 2.0 - (load_s > 1))]
-    for measured in report.runs:
-        update_s = max(load_s / measured.factor, 1.0)
-        assert measured.seconds_per_update == exactly(update_s)
+    assert report.measured_s[1] == exactly(max(load_s, 1.0))
+    assert report.measured_s == {e: exactly(max(load_s / e, 1.0)) for e in (1, 2, 4)}
 
 
 def test_a_bursty_loader_is_measured_in_its_mean_and_its_interval_contains_it():
@@ -164,10 +166,10 @@ def test_a_bursty_loader_is_measured_in_its_mean_and_its_interval_contains_it():
 def test_loading_and_training_in_turns_is_seen_and_cured_first():
     machine = Machine(step_s=1.0, is_synchronous=True)
     report = run(machine, SleepingLoader(machine, 2.0))
-    assert report.observed_s == exactly(3.0)
+    assert report.measured_s[1] == exactly(3.0)
     assert report.idle_fraction == exactly(2 / 3)
-    assert "Echoed 2 times, an update takes 2.00 s, not the 1.00 s" in report.advice[0]
-    assert "prefetching" in report.advice[0]
+    assert report.contention == pytest.approx(2 / 3, abs=0.01)
+    assert "take turns" in report.advice[0] and "prefetching" in report.advice[0]
 
 
 def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
@@ -175,7 +177,7 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
 
     def load_s():
         # Something else disturbs the device whenever both are together.
-        if machine.phase in ("both together", "echo factor 2"):
+        if machine.phase.startswith("both"):
             machine.device_free += 1.0
         return 0.05
 
@@ -191,9 +193,17 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
     [
         (1.2, 0.6, "0.42 of a fresh|1.18 s instead of 1.72|down 15%|0.58 of|uses=8)"),
         # Slower than the step by itself, but a repeat is worth too little.
-        (0.8, 0.4, "Do not echo: an update takes 1.32 s, and echoed twice 1.16 s|0.76"),
+        (
+            0.8,
+            0.4,
+            "Do not echo: echoed twice, an update takes 1.16 s instead of 1.32 s|0.76",
+        ),
         # Less than 5 % may be noise; the slower side hides a delay, too.
-        (0.8, 0.06, "Do not echo: a fresh batch takes 800 ms|is idle 5% of the time"),
+        (
+            0.8,
+            0.06,
+            "Do not echo: echoed twice, an update takes 1.00 s|than 1.00|is idle 5%",
+        ),
         (2.0, 0.01, "Echo every example 2 times|1.00 s instead of 2.00 s|is idle 50%"),
     ],
 )
@@ -201,7 +211,7 @@ def test_where_loader_and_step_share_cores_the_advice_goes_by_both_together(
     load_s, delay, says
 ):
     def load():
-        if machine.phase in ("both together", "echo factor 2"):
+        if machine.phase.startswith("both"):
             started = max(machine.device_free, machine.time)
             machine.device_free = started + delay * load_s
         return load_s
@@ -209,9 +219,8 @@ def test_where_loader_and_step_share_cores_the_advice_goes_by_both_together(
     machine = Machine(step_s=1.0)
     report = run(machine, SleepingLoader(machine, load, 10**9))
     assert all(said in words(report) for said in says.split("|")), report
-    for found in report.runs:
-        expected_s = report.predicted(found.factor)
-        assert found.seconds_per_update == pytest.approx(expected_s, rel=0.05)
+    for factor, update_s in report.measured_s.items():
+        assert update_s == pytest.approx(report.predicted(factor), rel=0.05)
     # A loader that only waits takes no cores.
     loader, stages = SleepingLoader(machine, load, 10**9), {"read": lambda: None}
     assert "min_uses" not in words(run(machine, loader, stages=stages))
@@ -229,15 +238,15 @@ def test_two_steps_are_in_flight_at_most_and_none_while_the_loader_is_alone():
     run(machine, batches, seconds=100.0)
     assert next(batches) is BATCH, "the user's own iterator was closed"
     assert queued_s["loader alone"] == 0
-    assert queued_s["both together"] == queued_s["echo factor 2"] == exactly(2.0)
+    assert [queued_s[f"both, echo factor {e}"] for e in (1, 2, 4)] == [exactly(2.0)] * 3
 
 
 def test_a_starved_trainer_is_told_how_to_echo():
     report = run_prefetching(8.0, max_uses=4)
-    assert report.is_starved and report.is_certain
+    assert report.is_starved
     assert report.advised_factor == 4.0
     # Where the loader sets the pace, calls differ, and windows hold whole cycles.
-    assert report.runs[1].seconds_per_update == exactly(2.0)
+    assert report.measured_s[4] == exactly(2.0)
     text = words(report)
     assert "take turns" not in text
     for said in (
@@ -247,7 +256,6 @@ def test_a_starved_trainer_is_told_how_to_echo():
         "2.00 s instead of 8.00 s, and the accelerator be idle 50% of the time",
         # A quarter of the time for an update, and as many updates as in the studies.
         "to the same loss takes 0.21 to 0.29 of the time",
-        "R is above 4",
         # A hundred batches of 32.
         "Keep 3200 examples (44.8 kB)",
         'ej.echo_batches(loader, ej.EchoSpec(factor=4.0, order="spread", buffer=3200, '
@@ -259,11 +267,12 @@ def test_a_starved_trainer_is_told_how_to_echo():
     assert max(map(len, table.splitlines())) <= 88
     found = json.loads(report.to_json())
     assert (found["ratio"], found["batch_size"]) == (exactly(8.0), 32)
-    rows = [[*row.values()] for row in found["predicted"]]
-    assert (rows[3], rows[7]) == ([4, 2.0, 8.0, exactly(2.0)], [8, 1.0, 8.0, None])
-    assert found["runs"][1]["factor"] == 4.0
+    assert found["predicted_s"] == {
+        f"{e}": exactly(max(8 / e, 1.0)) for e in range(1, 9)
+    }
+    assert found["measured_s"]["4"] == exactly(2.0)
     # A slow loader gets the fewest rounds.
-    assert run_prefetching(100.0, seconds=20.0).rounds == 3
+    assert len(run_prefetching(100.0, seconds=20.0).steps.round_means_s) == 3
 
 
 def with_stages(options=None, **times):
@@ -291,7 +300,7 @@ def with_stages(options=None, **times):
     [
         ((3.5, 0.25), (0.0, 0.25), ["the loader's threads=4 would hide", "after read"]),
         # Reads that wait together already are left alone.
-        ((0.9, 0.1), (0.0, 0.25), ["Echo every", ""]),
+        ((0.9, 0.1), (0.0, 0.25), ["1 at a time: more would not help", "Echo every"]),
     ],
 )
 def test_reads_that_wait_one_by_one_are_sent_to_threads_first(read, later, words):
@@ -307,9 +316,9 @@ def test_reads_that_wait_one_by_one_are_sent_to_threads_first(read, later, words
 @pytest.mark.parametrize(
     ("cores", "words"),
     [
-        (2, "about 1 of 2 cores busy: more processes have no core"),
-        (3, "processes=2 would bring R to about 2.0"),
-        (8, "processes=4 would load as fast as it trains"),
+        (2, "about 1 of 2 cores busy: more would not help"),
+        (3, "processes=2 would bring R to 2.0"),
+        (8, "processes=4 would bring R to 1.0"),
     ],
 )
 def test_computing_is_sent_to_free_cores_first(cores, words, monkeypatch):
@@ -324,6 +333,7 @@ def test_computing_is_sent_to_free_cores_first(cores, words, monkeypatch):
         ((), {"read": (3.0, 0.0), "decode": (0.0, 0.3), "augment": (0, 0.5)}, "read"),
         (("decode", "augment"), {"read": (3, 0), "decode": (0, 0.3)}, "decode"),
         ((), {"read": (3, 0), "decode": (0, 0.3), "augment": (0, 1.5)}, "augment"),
+        ((), {"read": (0.1, 0), "decode": (0, 0.8), "augment": (0, 0.1)}, "decode"),
     ],
 )
 def test_the_placement_is_the_earliest_that_leaves_no_slow_stage_below_it(
@@ -392,45 +402,43 @@ def every(period, slow_s=SLOW_S):
     return itertools.cycle([FAST_S] * (period - 1) + [slow_s])
 
 
-def test_slow_steps_at_equal_gaps_are_counted_in_means_and_the_advice_follows():
+def test_slow_steps_that_recur_are_counted_and_the_advice_follows():
     report = probed(every(4))
     # Three of 2 ms and one of 30 ms; the median says 2 ms, and R = 5.
-    assert report.t_down_s == exactly(0.009)
-    assert (report.ratio_low, report.ratio_high) == (exactly(10 / 9),) * 2
-    assert "9.00 ms per update: means, with periodic slow steps" in words(report)
-    assert "1 step in every 4 took 30.0 ms, the others 2.00 ms" in words(report)
+    assert report.t_down_s == pytest.approx(0.009, rel=0.03)
+    assert report.ratio_low < 10 / 9 < report.ratio_high
+    assert "took 30.0 ms, the others 2.00 ms (again and again: counted)" in words(
+        report
+    )
     assert report.advised_factor == 1.1
-    assert "an update would take 9.09 ms instead of" in words(report)
     # At 8 ms a batch the loader is the faster side, which by the median it is not.
     assert probed(every(4), load_s=0.008).advised_factor == 1.0
 
 
-def test_a_long_period_is_found_and_its_mean_exact():
-    """At 0.4 s a window of the shortest length holds one slow step."""
-    report = probed(every(100, slow_s=0.2), seconds=20.0)
-    assert report.slow_steps.period == 100
-    assert (report.ratio_low, report.ratio_high) == (exactly(LOAD_S / 0.00398),) * 2
-    # A period too long for the probe makes the interval wide.
-    report = probed(every(1000, slow_s=1.0), seconds=20.0)
-    assert report.slow_steps.period == 0
-    assert report.ratio_low <= LOAD_S / 0.002998 <= report.ratio_high
-    assert "measure for longer" in words(report)
+@pytest.mark.parametrize(("period", "slow_s"), [(100, 0.2), (1000, 1.0)])
+def test_slow_steps_that_are_rare_leave_the_ratio_open(period, slow_s):
+    """At 0.4 s a window of the shortest length holds one slow step, or none."""
+    report = probed(every(period, slow_s), seconds=20.0)
+    true = LOAD_S / (FAST_S + (slow_s - FAST_S) / period)
+    assert report.ratio_low <= true <= report.ratio_high
+
+
+def test_a_ratio_that_may_be_on_either_side_of_one_is_to_be_measured_for_longer():
+    report = probed(every(100, 0.2), load_s=0.004, seconds=20.0)
+    assert "on either side of 1: measure for longer with seconds" in words(report)
 
 
 def test_a_disturbance_of_one_step_is_left_out_but_not_concealed():
-    # The 500th step is made while the step is alone.
-    steps = itertools.chain([FAST_S] * 500, [1.0], itertools.repeat(FAST_S))
+    # The 650th step is made while the step is alone.
+    steps = itertools.chain([FAST_S] * 650, [1.5], itertools.repeat(FAST_S))
     report = probed(steps, seconds=20.0)
-    assert report.slow_steps.count == 1
+    assert report.steps.slow == 1
     assert report.t_down_s == exactly(FAST_S)
     assert report.advised_factor == 4.0
-    said = f"without slow steps 1 of {report.steps_timed} took 1.00 s, the others 2.00"
-    assert said in words(report)
+    assert "1 took 1.50 s, the others 2.00 ms (rarely: left out" in words(report)
     # If it is the step's own it counts, and the interval holds that too.
-    counted_s = FAST_S + 0.998 / report.steps_timed
+    counted_s = FAST_S + 1.498 / report.steps.timed
     assert report.ratio_low < LOAD_S / counted_s < 5 <= report.ratio_high
-    doubt = f"If the step itself causes them, R is {LOAD_S / counted_s:.2f}"
-    assert doubt in words(report)
 
 
 def test_irregular_slow_steps_are_counted_and_the_interval_holds_the_true_ratio():
@@ -439,10 +447,9 @@ def test_irregular_slow_steps_are_counted_and_the_interval_holds_the_true_ratio(
     for seed in range(20):
         is_slow = np.random.default_rng(seed).random(10_000) < 0.2
         report = probed(np.where(is_slow, SLOW_S, FAST_S).tolist())
-        assert report.slow_steps.period == 0
+        assert report.steps.recur
         covered += report.ratio_low < LOAD_S / 0.0076 < report.ratio_high
     assert covered >= 17
-    assert "updates, with slow steps" in words(report)
 
 
 def test_a_machine_that_slows_down_does_not_change_the_ratio():
