@@ -11,7 +11,7 @@ Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,8 +108,7 @@ def _opened(tree: Any) -> _Container | None:
     if kind is dict or kind is OrderedDict:
         return _mapping(tree, kind)
     if kind is list or kind is tuple:
-        names = lambda: [f"[{place}]" for place in range(len(tree))]  # noqa: E731
-        return _Container((kind, len(tree)), list(tree), kind, names)
+        return _by_key(tree, range(len(tree)), kind)
     if tree is None:
         return _Container(None, [], lambda _: None, list)
     if kind is defaultdict:
@@ -129,15 +128,18 @@ def _opened(tree: Any) -> _Container | None:
 
 
 def _mapping(
-    tree: Mapping[Any, Any], make: Callable[[Iterable[Any]], Any], *static: Any
+    tree: Any, make: Callable[[Iterable[Any]], Any], *static: Any
 ) -> _Container:
     keys = list(tree)
-    return _Container(
-        (type(tree), keys, *static),
-        [tree[key] for key in keys],
-        lambda parts: make(zip(keys, parts, strict=True)),
-        lambda: [f"[{key!r}]" for key in keys],
-    )
+    return _by_key(tree, keys, lambda x: make(zip(keys, x, strict=True)), *static)
+
+
+def _by_key(
+    tree: Any, keys: Sequence[Any], build: Callable[[list[Any]], Any], *static: Any
+) -> _Container:
+    children = [tree[key] for key in keys]
+    static = (type(tree), keys, *static)
+    return _Container(static, children, build, lambda: [f"[{key!r}]" for key in keys])
 
 
 def _is_kept(tree: Mapping[Any, Any], container: _Container | None) -> bool:

@@ -15,22 +15,8 @@ from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.bounds import check_bounds
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
-from echo_jax.echo.laws.harness import (
-    Record,
-    Trial,
-    Use,
-    bits_of,
-    close,
-    one_more,
-    uses_of,
-)
-from echo_jax.echo.laws.modes import (
-    batches_of,
-    most_uses,
-    plan_run,
-    taken_early,
-    uses_by_item,
-)
+from echo_jax.echo.laws.harness import Record, Trial, Use, close, one_more, uses_of
+from echo_jax.echo.laws.modes import batches_of, plan_run, taken_early, uses_by_item
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
@@ -43,8 +29,8 @@ _BYTES_PER_INTEGER = 20
 def _exactness(trial: Trial, record: Record) -> None:
     """Law 1: each item has its exact number of uses, each with the item's own bits."""
     spec, num_items = trial.spec, trial.num_items
-    originals = {index: bits_of(trial.make_item(index)) for index in range(num_items)}
-    due = [use._replace(bits=originals.get(use.fresh_index)) for use in record.uses]
+    contents = dict(enumerate(trial.contents()))
+    due = [use._replace(bits=contents.get(use.fresh_index)) for use in record.uses]
     trial.compare(1, f"beside the {num_items} items", due, record.uses)
     if isinstance(spec, StochasticSpec):
         # The coins decide which uses are fresh.
@@ -80,8 +66,7 @@ def _identity(trial: Trial, _: Record) -> None:
         spec = replace(spec, factor=1, order="consecutive", buffer=1)
     trial = replace(trial, spec=spec)
     record = trial.record()
-    items = map(trial.make_item, range(trial.num_items))
-    upstream = [Use(index, 0, bits_of(item)) for index, item in enumerate(items)]
+    upstream = [Use(index, 0, bits) for index, bits in enumerate(trial.contents())]
     trial.compare(2, f"at {what}", upstream, record.uses)
     emitted = 0
     for number, reads, uses in record.steps():
@@ -218,7 +203,7 @@ def _independence(trial: Trial, record: Record) -> None:
     echoes += [replace(trial, make_echo=make).start()[0] for make in trial.others]
     uses: list[list[Use]] = [[] for _ in echoes]
     # In turns, so that shared state of instances changes the output.
-    for _ in range(most_uses(trial.spec, trial.num_items) + 2):
+    for _ in trial.limited(itertools.count()):
         for echo, found in zip(echoes, uses, strict=True):
             for output in one_more(echo):
                 found += uses_of(output)

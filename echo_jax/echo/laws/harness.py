@@ -133,6 +133,10 @@ class Trial:
         upstream = CountingUpstream(wrap(items), pause_s)
         return self.make_echo(upstream, self.spec), upstream
 
+    def contents(self) -> Iterator[Any]:
+        """Yields the content of every item, as it is found in a `Use`."""
+        return (bits_of(self.make_item(index)) for index in range(self.num_items))
+
     def record(self, *, states: bool = False, pause_s: float = 0.0) -> Record:
         """Runs an echo from start to end."""
         echo, upstream = self.start(pause_s=pause_s)
