@@ -258,9 +258,12 @@ def test_a_close_tells_who_waits_and_lets_a_read_end(way):
     assert upstream.calls == 5
 
 
-def test_the_next_batches_are_read_while_one_is_sent():
-    upstream, echo = start("device", 1)
-    with echo:
+@pytest.mark.parametrize(("devices", "calls"), [(1, 2), (2, 4)])
+def test_the_next_batches_are_read_while_one_is_sent(devices, calls):
+    """One is used and one is sent; if that takes long, two wait to be sent."""
+    upstream = Upstream(9, make=eight_rows)
+    spec = ej.EchoSpec("3/2", 32, "spread", 8)
+    mesh = mesh_of(devices)
+    with ej.device.echo_batches(upstream, spec, prefetch=1, mesh=mesh) as echo:
         next(echo)
-        # One is used, one is sent, and two wait to be sent.
-        wait_until(lambda: upstream.calls == 4)
+        wait_until(lambda: upstream.calls == calls)

@@ -21,14 +21,7 @@ from echo_jax.lazy import door
 
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
 
-__getattr__ = door(
-    __name__,
-    {
-        "bounds": ["ORDER_LAWS"],
-        "failures": ["Interrupted", "Interruption"],
-        "interruption": ["Interrupted", "Interruption"],
-    },
-)
+__getattr__ = door(__name__, {"failures": ["Interrupted", "Interruption"]})
 
 
 def assert_echo_laws(

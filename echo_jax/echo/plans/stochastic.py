@@ -102,20 +102,19 @@ class StochasticPlan(RingPlan):
     def decide(self, uses: int, rows: int) -> Decision | None:
         slots, made = self._take(rows), []
         for _ in range(-(-uses // self.batch)):
-            if self._fetches_ahead(1)[0] and self._written == self._fetched:
-                break
+            if self._fetches_ahead(1)[0]:
+                left = self._written - self._fetched
+                # Several batches are always whole.
+                if not left or (made and left < self.batch):
+                    break
             made.append(self._advance(self._written))
             if made[-1][0].shape[1] < self.batch:
                 break
         if not made:
             return None
-        if len(made) > 1 and made[-1][0].shape[1] < self.batch:
-            made.pop()  # Several batches are always whole; the stream has ended.
-        items, self._latest = (
-            np.concatenate(x, axis=1) for x in zip(*made, strict=True)
-        )
-        uses_ = self._uses_of(items, self._latest)
-        return Decision.at_once(uses_, self._written, slots)
+        items, repeat = (np.concatenate(x, axis=1) for x in zip(*made, strict=True))
+        self._latest = repeat
+        return Decision.at_once(self._uses_of(items, repeat), self._written, slots)
 
     def get_state(self) -> dict[str, Any]:
         return {
