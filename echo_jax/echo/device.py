@@ -15,7 +15,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -25,16 +25,16 @@ from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, UseInfo
-from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.default_spec import chosen_part, default_spec, free_on, split_state
+from echo_jax.echo.default_spec import default_spec, free_on
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.device_in_step import StepEcho
-from echo_jax.echo.driver import Turn, prefetched
+from echo_jax.echo.driver import Driver, Turn, prefetched
+from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
 from echo_jax.echo.processes import AgreedIterator, Meeting, Placement
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, num_outputs
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput, default_mesh
 
@@ -49,46 +49,37 @@ __all__ = [
 ]
 
 
-class DeviceEchoIterator(Iterator[Any]):
-    """The iterator that `echo_batches` returns; a context manager, which closes it.
+class DeviceEchoIterator(EchoIterator):
+    """The iterator that `echo_batches` returns; an `echo_jax.EchoIterator`."""
 
-    Attributes:
-      tags: The tags of the latest batch, None before the first; in several processes
-        those of this process's rows.
-    """
+    _feed: DeviceFeed
 
     def __init__(
-        self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
+        self,
+        iterator: Iterator[Any],
+        spec: AnySpec | None,
+        options: "_Options",
+        **common: Any,
     ):
         self._meeting: Meeting | None = None
-        self._iterator = PeekedIterator(iterator)
+        self._peeked = PeekedIterator(iterator)
         if options.place.sharding is not None:
             mesh, limit_s = options.place.sharding.mesh, options.timeout_s
             assert isinstance(mesh, Mesh)
             self._meeting = Meeting(mesh, limit_s)
-            self._iterator = AgreedIterator(iterator, self._meeting)
-        self._spec, self._options = spec, options
-        self._chooses = spec is None
-        self._feed: DeviceFeed | None = None
+            self._peeked = AgreedIterator(iterator, self._meeting)
+        super().__init__(self._peeked, spec, batch=True, **common)
+        self._options = options
         self._layout: EchoBuffer | None = None
-        self._turn = Turn()
-        self.tags: UseInfo | None = None
 
     @property
     def counts(self) -> Counts:
         """The fresh items taken, and the uses and repeats made so far."""
-        if self._feed is None:
-            return Counts()
-        counts, place = self._feed.counts, self._options.place
+        counts, place = super().counts, self._options.place
         # Lanes that take fresh items at the same batches have the same counts.
         if self._spec is not None and lanes_are_alike(self._spec):
             counts = Counts(*map(place.over_all, astuple(counts)))
         return counts
-
-    @property
-    def log(self) -> DecisionLog | None:
-        """The decisions of an adaptive echo so far; None in other modes."""
-        return None if self._feed is None else self._feed.log
 
     @property
     def buffer(self) -> EchoBuffer:
@@ -97,113 +88,62 @@ class DeviceEchoIterator(Iterator[Any]):
         Raises:
           StopIteration: The upstream is empty.
         """
-        return self._open().buffer
+        self._open()
+        return self._feed.buffer
 
-    def __iter__(self) -> "DeviceEchoIterator":
-        """Returns itself; warns if the echo has ended."""
-        self._turn.warn_if_ended()
-        return self
+    def _items(self, length: int) -> int:
+        if self._driver is None:
+            return length * getattr(self._spec, "batch_size", 1)
+        return length * self._options.place.over_all(self._feed.buffer.rows)
 
-    def __length_hint__(self) -> int:
-        """Returns how many batches a fixed echo makes of its whole upstream."""
-        options, spec = self._options, self._spec
-        length, rows = options.length, getattr(spec, "batch_size", 1)
-        if length is not None:
-            if self._feed is not None:
-                rows = options.place.over_all(self._feed.buffer.rows)
-            length *= rows
-        return num_outputs(
-            spec, length, batch=True, drop_remainder=options.drop_remainder
-        )
-
-    def __next__(self) -> Any:
-        """Returns the next batch, on the devices, and its `UseInfo` if ``tags`` is set.
-
-        Raises:
-          Exception: The upstream raised an error. Nothing is lost: the next call asks
-            the upstream again.
-          RuntimeError: An earlier call was interrupted at a place from which the echo
-            cannot go on.
-          ValueError: The echo is closed, or another thread is using it.
-        """
-        with self._turn:
-            found = self._next(self._started())
-            if found is None:
-                raise self._turn.end()
-            self.tags = found[1]
-            return found if self._options.tags else found[0]
-
-    def _next(self, feed: DeviceFeed) -> tuple[Any, UseInfo] | None:
-        inputs = feed.decide(1)
-        if inputs is None:
-            return None
-        assert self._spec is not None
-        assert feed.tags is not None
-        tags = UseInfo(feed.tags.fresh_index[0], feed.tags.repeat[0])
-        is_whole = tags.repeat.size == self._spec.batch_size
-        if self._options.drop_remainder and not is_whole:
-            # Whole batches may follow: a stochastic echo goes on after its last fetch.
-            self._turn.consistent = True
-            return self._next(feed)
+    def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
+        feed = self._feed
+        inputs, (index, repeat) = feed.inputs(at, stop)
         # A smaller batch has its own program, so that an augmentation sees only real
         # rows. The call transfers the integers, as a write does.
         with jax.transfer_guard_host_to_device("allow"):
             batch = self._draw(feed.arrays, inputs)
-        return self._options.place.joined(batch), tags
+        return self._options.place.joined(batch), UseInfo(index[0], repeat[0])
 
-    def _open(self) -> DeviceFeed:
-        """Returns the feed; makes it in a turn of its own if there is none."""
-        if self._feed is not None:
-            return self._feed
-        self._turn.enter()
-        try:
-            return self._started()
-        finally:
-            # After any failure, the upstream was only peeked at.
-            self._turn.leave()
-
-    def _started(self) -> DeviceFeed:
-        """Returns the feed, which the first batch makes."""
-        if self._feed is None:
-            options, place = self._options, self._options.place
-            # A feed that is replaced leaves its layout, and an upstream past the start.
-            first = self._iterator.peek() if self._layout is None else None
-            if self._meeting is None:
-                room = self._laid_out(first)[1]
-            else:
-                room = self._meeting.check_alike(partial(self._laid_out, first))
-            layout = self._layout
-            assert layout is not None
-            count, rows = map(place.over_all, (layout.num_lanes, layout.rows))
-            own = place.own_lanes(options.num_lanes)
-            lanes = Lanes(rows, count, own)
-            if self._spec is None:
-                self._spec = default_spec(rows, layout.bytes_per_item, room)
-            drifting = self._meeting is not None and not lanes_are_alike(self._spec)
-            if drifting:
-                # Only a plan of all lanes knows when one of them needs fresh items, and
-                # how many rows a last batch has.
-                lanes = Lanes(rows, count)
-            make = partial(_plan_of, self._spec, lanes)
-            size = self._spec.buffer
-            if options.buffer_bytes:
-                fits = options.buffer_bytes // layout.bytes_per_item
-                size = largest_buffer(make, fits, count)
-            plan = make(size)
-            buffer = replace(layout, num_slots=plan.num_slots)
-            feed = DeviceFeed(
-                self._iterator,
-                plan,
-                buffer,
-                seed=None if options.augment is None else self._spec.seed,
-                prefetch=options.prefetch,
-                turn=self._turn,
-                lanes=own if drifting else None,
-                meeting=self._meeting,
-            )
-            self._draw = _jitted_draw(buffer, options.augment)
-            self._feed = feed
-        return self._feed
+    def _start(self, turn: Turn) -> Driver:
+        options, place = self._options, self._options.place
+        # A feed that is replaced leaves its layout, and an upstream past the start.
+        first = self._peeked.peek() if self._layout is None else None
+        if self._meeting is None:
+            room = self._laid_out(first)[1]
+        else:
+            room = self._meeting.check_alike(partial(self._laid_out, first))
+        layout = self._layout
+        assert layout is not None
+        count, rows = map(place.over_all, (layout.num_lanes, layout.rows))
+        own = place.own_lanes(options.num_lanes)
+        lanes = Lanes(rows, count, own)
+        if self._spec is None:
+            self._spec = default_spec(rows, layout.bytes_per_item, room)
+        drifting = self._meeting is not None and not lanes_are_alike(self._spec)
+        if drifting:
+            # Only a plan of all lanes knows when one of them needs fresh items, and how
+            # many rows a last batch has.
+            lanes = Lanes(rows, count)
+        make = partial(_plan_of, self._spec, lanes)
+        size = self._spec.buffer
+        if options.buffer_bytes:
+            fits = options.buffer_bytes // layout.bytes_per_item
+            size = largest_buffer(make, fits, count)
+        plan = make(size)
+        buffer = replace(layout, num_slots=plan.num_slots)
+        self._feed = DeviceFeed(
+            self._peeked,
+            plan,
+            buffer,
+            seed=None if options.augment is None else self._spec.seed,
+            prefetch=options.prefetch,
+            turn=turn,
+            lanes=own if drifting else None,
+            meeting=self._meeting,
+        )
+        self._draw = _jitted_draw(buffer, options.augment)
+        return self._feed.driver
 
     def _laid_out(self, batch: Any) -> tuple[str, int]:
         """Lays out the buffer; returns what is alike in all processes, and its room."""
@@ -215,8 +155,8 @@ class DeviceEchoIterator(Iterator[Any]):
             mesh=place.mesh,
             axes=place.axes,
         )
-        if isinstance(self._iterator, AgreedIterator):
-            self._iterator.check = layout.checked
+        if isinstance(self._peeked, AgreedIterator):
+            self._peeked.check = layout.checked
         devices = layout.mesh.local_devices
         # A device that does not tell has as much as one batch needs.
         free = [free_on(device, len(devices)) or 0 for device in devices]
@@ -228,67 +168,20 @@ class DeviceEchoIterator(Iterator[Any]):
             "buffer_bytes": options.buffer_bytes,
             "num_lanes": options.num_lanes,
             "prefetch": options.prefetch,
-            "drop_remainder": options.drop_remainder,
+            "drop_remainder": self._drop_remainder,
         }
         # Without the addresses of functions, such as that of a factor.
         return re.sub(r" at 0x[0-9a-f]+", "", str(named)), place.over_all(room)
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns plain data: the plan's integers, and the upstream's own state.
-
-        The upstream's state is the one at the oldest host batch in use. An adaptive
-        echo adds its log.
-
-        Raises:
-          TypeError: The upstream has no get_state and set_state.
-        """
-        try:
-            state = self._open().get_state()
-            if self._chooses and self._spec is not None:
-                state["spec"] = chosen_part(self._spec)
-            return state
-        except StopIteration:  # an empty upstream has the state of its end alone
-            return {"plan": {}, "skip": 0, "upstream": self._iterator.get_state()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues as the iterator that returned the state would have.
-
-        Args:
-          state: From `get_state`.
-
-        Raises:
-          ValueError: The state is not one of a device echo over this upstream.
-        """
-        try:
-            if self._chooses and state["plan"]:
-                state, spec = split_state(state)
-                if self._feed is not None and spec != self._spec:
-                    # It was chosen with another amount of free memory.
-                    self._feed.close()
-                    self._feed, self._turn = None, Turn()
-                self._spec = spec
-            self._open().set_state(state)
-        except StopIteration as error:
-            if state["plan"]:
-                raise ValueError(
-                    "the upstream is empty, but the state is not one of an empty "
-                    "stream; restore it over the same data"
-                ) from error
-        self.tags = None
+    def _stop(self) -> None:
+        if self._driver is not None:
+            self._feed.close()
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; the upstream stays open."""
-        self._turn.close()
-        if self._feed is not None:
-            self._feed.close()
-        if isinstance(self._iterator, AgreedIterator):
-            self._iterator.close()
-
-    def __enter__(self) -> "DeviceEchoIterator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        super().close()
+        if isinstance(self._peeked, AgreedIterator):
+            self._peeked.close()
 
 
 @dataclass(frozen=True)
@@ -298,9 +191,6 @@ class _Options:
     augment: Augment | None
     buffer_bytes: int
     prefetch: int
-    drop_remainder: bool
-    tags: bool
-    length: int | None
     timeout_s: float
 
 
@@ -392,12 +282,16 @@ def echo_batches(
         augment=augment,
         buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
         prefetch=prefetched(spec or AdaptiveSpec(), prefetch, default=2),
+        timeout_s=timeout_s,
+    )
+    return DeviceEchoIterator(
+        iterator_of(loader),
+        spec,
+        options,
         drop_remainder=drop_remainder,
         tags=tags,
         length=length_of(loader),
-        timeout_s=timeout_s,
     )
-    return DeviceEchoIterator(iterator_of(loader), spec, options)
 
 
 def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:

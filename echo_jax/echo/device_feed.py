@@ -134,8 +134,7 @@ class DeviceFeed:
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
         agree = {} if meeting is None else {"agree": meeting.follow_first}
-        self._driver = Driver(reader, plan, self._slots, turn, **agree)
-        self._turn = self._driver.turn  # held during every call
+        self.driver = Driver(reader, plan, self._slots, turn, **agree)
         # The decided uses, by batch: for `StepInput`, and their tags.
         self._uses: Uses | None = None
         self._packed, self._tags = np.zeros((0, 2, 0), np.int32), []
@@ -151,12 +150,12 @@ class DeviceFeed:
     @property
     def counts(self) -> Counts:
         """Fresh items taken, uses and repeats handed out."""
-        return self._driver.counts
+        return self.driver.counts
 
     @property
     def log(self) -> DecisionLog | None:
         """The decisions of an adaptive echo so far; None in other modes."""
-        return getattr(self._plan, "log", None)
+        return self.driver.log
 
     def next(self, num_batches: int = 1) -> StepInput | None:
         """Decides the next batches, and waits for the rows that they need.
@@ -172,10 +171,14 @@ class DeviceFeed:
         Raises:
           ValueError: The plan was made for fewer batches.
         """
-        most = self._plan.max_batches
-        with self._turn:
-            if 1 <= num_batches <= most:
-                return self.decide(num_batches)
+        most, uses = self._plan.max_batches, num_batches * self._plan.batch
+        if 1 <= num_batches <= most:
+            with self.driver.turn:
+                found = self.driver.next(uses)
+                if found is None or (num_batches > 1 and found[1] - found[0] < uses):
+                    return None
+                inputs, self.tags = self.inputs(*found)
+                return inputs
         fix = f"Make the plan with max_batches={num_batches}."
         if num_batches < 1:
             fix = "Ask for at least 1."
@@ -183,21 +186,16 @@ class DeviceFeed:
             fix = "An adaptive echo decides one batch at a time."
         raise ValueError(f"num_batches must be 1 to {most}, got {num_batches}. {fix}")
 
-    def decide(self, num_batches: int) -> StepInput | None:
-        """Decides like `next`, within a turn that the caller holds and ends."""
+    def inputs(self, at: int, stop: int) -> tuple[StepInput, UseInfo]:
+        """Returns the input and the tags of uses that the driver has decided."""
         size = self._plan.batch
-        found = self._driver.next(num_batches * size)
-        if found is None:
-            return None
-        at, stop = found
-        if num_batches > 1 and stop - at < num_batches * size:
-            return None
-        if self._driver.uses is not self._uses:
-            self._uses = self._driver.uses
+        if self.driver.uses is not self._uses:
+            self._uses = self.driver.uses
             self._packed, *self._tags = self._pack(self._uses)
-        batches = slice(at // size, at // size + num_batches)
-        self.tags = UseInfo(*(column[batches] for column in self._tags))
-        return StepInput(self._packed[batches])
+        batches = slice(at // size, -(-stop // size))
+        index, repeat = self._tags
+        tags = UseInfo(index[batches], repeat[batches])
+        return StepInput(self._packed[batches]), tags
 
     def _pack(self, uses: Uses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns `StepInput.uses` of all batches, and their tags, ``[K, B]``."""
@@ -225,7 +223,7 @@ class DeviceFeed:
         Raises:
           TypeError: The upstream has no get_state and set_state.
         """
-        return self._driver.get_state()
+        return self.driver.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues as the feed that returned the state would have.
@@ -240,7 +238,7 @@ class DeviceFeed:
           ValueError: The state is not one of a feed, or the upstream no longer has the
             items that it had.
         """
-        self._driver.set_state(state)
+        self.driver.set_state(state)
         self.tags = None
 
     def hold(self, host_batch: Any) -> StepInput:
@@ -257,7 +255,7 @@ class DeviceFeed:
         """Stops reading ahead, and refuses all further use."""
         if self._upstream is not None:
             self._upstream.close()
-        self._driver.close()
+        self.driver.close()
 
 
 def largest_buffer(

@@ -21,6 +21,7 @@ import numpy as np
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.plans.base import Decision, Plan, Restored, Uses
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.source import Element
@@ -153,6 +154,10 @@ class Driver:
     @property
     def counts(self) -> Counts:
         return self.plan.counts(self._at)
+
+    @property
+    def log(self) -> DecisionLog | None:
+        return getattr(self.plan, "log", None)
 
     def next(self, count: int) -> tuple[int, int] | None:
         """Makes the next uses ready to be read, fewer at the end, and none after it.

@@ -5,28 +5,23 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from echo_jax.echo.counts import Counts, UseInfo
-from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.default_spec import (
-    chosen_part,
-    default_spec,
-    free_memory,
-    split_state,
-)
-from echo_jax.echo.driver import Driver, prefetched
+from echo_jax.echo.counts import UseInfo
+from echo_jax.echo.default_spec import default_spec, free_memory
+from echo_jax.echo.driver import Driver, Turn, prefetched
+from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.reader import Reader
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, check_spec, num_outputs
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, check_spec
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
 
-__all__ = ["EchoIterator", "echo", "echo_batches"]
+__all__ = ["HostEchoIterator", "echo", "echo_batches"]
 
 
-class EchoIterator(Iterator[Any]):
-    """The iterator that `echo` returns; a context manager, which closes it."""
+class HostEchoIterator(EchoIterator):
+    """The iterator of `echo`, or of `echo_batches` if ``stacked``."""
 
     def __init__(
         self,
@@ -35,32 +30,28 @@ class EchoIterator(Iterator[Any]):
         *,
         batch: bool = False,
         stacked: bool = False,
+        prefetch: int | None = None,
         drop_remainder: bool = False,
         tags: bool = False,
-        prefetch: int | None = None,
         length: int | None = None,
     ):
-        """Makes an iterator for `echo`, or for `echo_batches` if ``stacked``."""
-        self._length = length
-        self._batch, self._stacked = batch or stacked, stacked
-        self._drop_remainder, self._with_tags = drop_remainder, tags
-        self._prefetch = prefetch
-        self._chooses = spec is None
         if spec is None:
             iterator = PeekedIterator(iterator)
-            spec = _chosen(iterator)
-        self._iterator = iterator
-        self._tags: tuple[Any, Any] | None = None  # a plain tuple: set often
-        self._build(spec)
+        batch = batch or stacked
+        options = {"drop_remainder": drop_remainder, "tags": tags, "length": length}
+        super().__init__(iterator, spec, batch=batch, **options)
+        self._stacked, self._prefetch = stacked, prefetch
+        self._begun()
 
-    def _build(self, spec: AnySpec) -> None:
-        batch, stacked = self._batch, self._stacked
-        self._spec = spec
+    def _start(self, turn: Turn) -> Driver:
+        if self._spec is None:
+            assert isinstance(self._iterator, PeekedIterator)
+            self._spec = _chosen(self._iterator)
+        spec, batch, stacked = self._spec, self._batch, self._stacked
         ahead = prefetched(spec, self._prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
         plan = make_plan(spec, options=shape)
         is_identity = not batch and not ahead and _uses_items_once(spec)
-        self._size = spec.batch_size if batch else 1
         self._store: Any = ItemStore(plan.num_slots, copies=not is_identity)
         if batch:
             self._store = RingStore(plan.num_slots, stacked=stacked)
@@ -73,79 +64,28 @@ class EchoIterator(Iterator[Any]):
             intake=self._store,
             depth=ahead * spec.batch_size,
         )
-        self._driver = Driver(self._reader, plan, self._store)
-        self._turn = self._driver.turn
         self._is_checked = not batch or stacked
+        return Driver(self._reader, plan, self._store, turn)
 
-    @property
-    def counts(self) -> Counts:
-        """The fresh items taken, and the uses and repeats made so far."""
-        return self._driver.counts
+    def _items(self, length: int) -> int:
+        if not self._stacked or self._spec is None:
+            return length
+        return length * (self._store.rows_of_first or self._spec.batch_size)
 
-    @property
-    def log(self) -> DecisionLog | None:
-        """The decisions of an adaptive echo so far; None in other modes."""
-        return getattr(self._driver.plan, "log", None)
-
-    @property
-    def tags(self) -> UseInfo | None:
-        """The tags of the latest output, None before the first."""
-        return None if self._tags is None else UseInfo(*self._tags)
-
-    def __iter__(self) -> "EchoIterator":
-        """Returns itself; warns if the echo has ended."""
-        self._turn.warn_if_ended()
-        return self
-
-    def __length_hint__(self) -> int:
-        """Returns how many outputs a fixed echo makes of its whole upstream.
-
-        For batches it is an estimate, because the size of a loader's last batch is
-        unknown.
-        """
-        length, spec = self._length, self._spec
-        if self._stacked and length is not None:
-            length *= self._store.rows_of_first or spec.batch_size
-        return num_outputs(
-            spec, length, batch=self._batch, drop_remainder=self._drop_remainder
-        )
-
-    def __next__(self) -> Any:
-        """Returns the next output, with its `UseInfo` if ``tags`` is set.
-
-        Raises:
-          Exception: The upstream raised an error. Nothing is lost: the next call asks
-            the upstream again.
-          RuntimeError: An earlier call was interrupted at a place from which the echo
-            cannot go on.
-          ValueError: The echo is closed, or another thread is using it.
-        """
-        with self._turn:
-            if not self._is_checked:
-                self._check_first()
-            found = self._driver.next(self._size)
-            while found and self._drop_remainder and found[1] - found[0] < self._size:
-                # Whole batches may follow: a stochastic echo goes on after its last
-                # fetch.
-                self._turn.consistent = True
-                found = self._driver.next(self._size)
-            if found is None:
-                raise self._turn.end()
-            uses, (at, stop) = self._driver.uses, found
-            if self._batch:
-                output = self._store.read(uses.slots[0, at:stop])
-                index, repeat = uses.fresh_index[0, at:stop], uses.repeat[0, at:stop]
-            else:
-                slot = int(uses.slots[0, at])
-                output = self._store.read_one(slot)
-                if uses.last is not None and uses.last[0, at]:
-                    self._store.clear_one(slot)
-                index, repeat = int(uses.fresh_index[0, at]), int(uses.repeat[0, at])
-            self._tags = index, repeat
-            return (output, self.tags) if self._with_tags else output
+    def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
+        uses = driver.uses
+        if self._batch:
+            index, repeat = uses.fresh_index[0, at:stop], uses.repeat[0, at:stop]
+            return self._store.read(uses.slots[0, at:stop]), UseInfo(index, repeat)
+        slot = int(uses.slots[0, at])
+        item = self._store.read_one(slot)
+        if uses.last is not None and uses.last[0, at]:
+            self._store.clear_one(slot)
+        return item, UseInfo(int(uses.fresh_index[0, at]), int(uses.repeat[0, at]))
 
     def _check_first(self) -> None:
-        """Warns if the items of batches look like batches themselves."""
+        if self._is_checked:
+            return
         self._reader.ensure(1)
         self._is_checked = True
         if self._store.seems_stacked:
@@ -155,50 +95,6 @@ class EchoIterator(Iterator[Any]):
                 "items are batches, use ej.echo_batches(loader, spec).",
                 stacklevel=3,
             )
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns plain data: the plan's integers, and the upstream's own state.
-
-        The upstream's state is the one at the oldest item in use. An adaptive echo adds
-        its log.
-
-        Raises:
-          TypeError: The upstream has no get_state and set_state.
-        """
-        state = self._driver.get_state()
-        return {**state, "spec": chosen_part(self._spec)} if self._chooses else state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues as the iterator that returned the state would have.
-
-        It reads the items in use from the upstream again. A refused state changes
-        nothing.
-
-        Args:
-          state: From `get_state`.
-
-        Raises:
-          ValueError: The state is not one of this echo, or the upstream no longer has
-            the items that it had.
-        """
-        if self._chooses:
-            state, spec = split_state(state)
-            if spec != self._spec:
-                # It was chosen with another amount of free memory.
-                self._driver.close()
-                self._build(spec)
-        self._driver.set_state(state)
-        self._tags = None
-
-    def close(self) -> None:
-        """Stops reading ahead, and refuses all further use; the upstream stays open."""
-        self._driver.close()
-
-    def __enter__(self) -> "EchoIterator":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _uses_items_once(spec: AnySpec) -> bool:
@@ -212,7 +108,7 @@ def _same(row: int) -> int:
     return row
 
 
-class _SizedEchoIterator(EchoIterator):
+class _SizedEchoIterator(HostEchoIterator):
     """An echo with a known number of outputs, for progress bars."""
 
     def __len__(self) -> int:
@@ -285,7 +181,7 @@ def echo(
       [10, 20, 20]
     """
     check_spec(spec)
-    iterator = EchoIterator(
+    iterator = HostEchoIterator(
         iterator_of(items),
         spec,
         batch=batch,
@@ -342,7 +238,7 @@ def echo_batches(
       >>> [batch["x"].tolist() for batch in batches]
       [[1, 1, 2, 2], [3, 3, 4, 4]]
     """
-    return EchoIterator(
+    return HostEchoIterator(
         iterator_of(loader),
         spec,
         stacked=True,

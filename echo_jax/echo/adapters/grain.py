@@ -10,7 +10,7 @@ from typing import Any
 import grain
 
 from echo_jax.echo.driver import prefetched
-from echo_jax.echo.echo import EchoIterator
+from echo_jax.echo.echo import HostEchoIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.spec import AnySpec
 
@@ -65,8 +65,8 @@ class EchoDataset(grain.IterDataset):
         return EchoDatasetIterator(self._parent.__iter__(), self._spec, self._options)
 
 
-class EchoDatasetIterator(EchoIterator, grain.DatasetIterator):
-    """An `EchoIterator` with the interface and the life cycle of a Grain iterator."""
+class EchoDatasetIterator(HostEchoIterator, grain.DatasetIterator):
+    """An `echo_jax.EchoIterator` with the interface of a Grain iterator."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EchoDatasetIterator(EchoIterator, grain.DatasetIterator):
         options: dict[str, Any],
     ):
         grain.DatasetIterator.__init__(self, parent)
-        EchoIterator.__init__(self, parent, spec, **options)
+        HostEchoIterator.__init__(self, parent, spec, **options)
 
     def start_prefetch(self) -> None:
         """Starts to read ahead: a thread of the echo if it has one, else the parent."""
@@ -87,8 +87,7 @@ class EchoDatasetIterator(EchoIterator, grain.DatasetIterator):
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; also closes the parent."""
-        if hasattr(self, "_driver"):  # Not so if its first batch could not be read.
-            EchoIterator.close(self)
+        HostEchoIterator.close(self)
         grain.DatasetIterator.close(self)
 
 

@@ -1,0 +1,187 @@
+"""The iterator of an echo, on the host and on devices, which differ in their store."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from echo_jax.echo.counts import Counts, UseInfo
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.default_spec import chosen_part, split_state
+from echo_jax.echo.driver import Driver, Turn
+from echo_jax.echo.spec import AnySpec, num_outputs
+
+__all__ = ["EchoIterator"]
+
+
+class EchoIterator(Iterator[Any]):
+    """The iterator that `echo` returns; a context manager, which closes it.
+
+    Attributes:
+      tags: The tags of the latest output, None before the first; in several processes
+        those of this process's rows.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        spec: AnySpec | None,
+        *,
+        batch: bool,
+        drop_remainder: bool,
+        tags: bool,
+        length: int | None,
+    ):
+        self._iterator, self._spec, self._chooses = iterator, spec, spec is None
+        self._batch, self._drop_remainder = batch, drop_remainder
+        self._with_tags, self._length = tags, length
+        self._turn, self._driver = Turn(), None
+        self.tags: UseInfo | None = None
+
+    def _start(self, turn: Turn) -> Driver:
+        """Makes the driver, and the spec if there is none."""
+        raise NotImplementedError
+
+    def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
+        """Reads the decided uses at some places."""
+        raise NotImplementedError
+
+    def _check_first(self) -> None:
+        """Warns of a first item that is of another echo."""
+
+    def _items(self, length: int) -> int:
+        """Returns how many items an upstream of a length gives, about."""
+        return length
+
+    def _begun(self) -> Driver:
+        if self._driver is None:
+            self._driver = self._start(self._turn)
+        return self._driver
+
+    def _open(self) -> Driver:
+        """Returns the driver; makes it in a turn of its own if there is none."""
+        if self._driver is not None:
+            return self._driver
+        self._turn.enter()
+        try:
+            return self._begun()
+        finally:
+            # After any failure, the upstream was only peeked at.
+            self._turn.leave()
+
+    @property
+    def counts(self) -> Counts:
+        """The fresh items taken, and the uses and repeats made so far."""
+        return Counts() if self._driver is None else self._driver.counts
+
+    @property
+    def log(self) -> DecisionLog | None:
+        """The decisions of an adaptive echo so far; None in other modes."""
+        return None if self._driver is None else self._driver.log
+
+    def __iter__(self) -> Self:
+        """Returns itself; warns if the echo has ended."""
+        self._turn.warn_if_ended()
+        return self
+
+    def __length_hint__(self) -> int:
+        """Returns how many outputs a fixed echo makes of its whole upstream.
+
+        For batches it is an estimate, because the size of a loader's last batch is
+        unknown.
+        """
+        return num_outputs(
+            self._spec,
+            None if self._length is None else self._items(self._length),
+            batch=self._batch,
+            drop_remainder=self._drop_remainder,
+        )
+
+    def __next__(self) -> Any:
+        """Returns the next output, with its `UseInfo` if ``tags`` is set.
+
+        Raises:
+          Exception: The upstream raised an error. Nothing is lost: the next call asks
+            the upstream again.
+          RuntimeError: An earlier call was interrupted at a place from which the echo
+            cannot go on.
+          ValueError: The echo is closed, or another thread is using it.
+        """
+        turn = self._turn
+        with turn:
+            driver = self._begun()
+            self._check_first()
+            size = driver.plan.batch if self._batch else 1
+            found = driver.next(size)
+            while found and self._drop_remainder and found[1] - found[0] < size:
+                # Whole batches may follow: a stochastic echo goes on after its last
+                # fetch.
+                turn.consistent = True
+                found = driver.next(size)
+            if found is None:
+                raise turn.end()
+            output, self.tags = self._read(driver, *found)
+            return (output, self.tags) if self._with_tags else output
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns plain data: the plan's integers, and the upstream's own state.
+
+        The upstream's state is the one at the oldest item in use. An adaptive echo adds
+        its log.
+
+        Raises:
+          TypeError: The upstream has no get_state and set_state.
+        """
+        try:
+            state = self._open().get_state()
+        except StopIteration:  # An empty upstream has the state of its end alone.
+            upstream: Any = self._iterator
+            return {"plan": {}, "skip": 0, "upstream": upstream.get_state()}
+        if self._chooses and self._spec is not None:
+            state["spec"] = chosen_part(self._spec)
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues as the iterator that returned the state would have.
+
+        It reads the items in use from the upstream again. A refused state changes
+        nothing.
+
+        Args:
+          state: From `get_state`.
+
+        Raises:
+          ValueError: The state is not one of this echo, or the upstream no longer has
+            the items that it had.
+        """
+        is_empty = isinstance(state, Mapping) and state.get("plan") == {}
+        try:
+            if self._chooses and not is_empty:
+                state, spec = split_state(state)
+                if self._driver is not None and spec != self._spec:
+                    # It was chosen with another amount of free memory.
+                    self._stop()
+                    self._driver, self._turn = None, Turn()
+                self._spec = spec
+            self._open().set_state(state)
+        except StopIteration as error:
+            if not is_empty:
+                raise ValueError(
+                    "the upstream is empty, but the state is not one of an empty "
+                    "stream; restore it over the same data"
+                ) from error
+        self.tags = None
+
+    def _stop(self) -> None:
+        """Stops reading ahead."""
+        if self._driver is not None:
+            self._driver.close()
+
+    def close(self) -> None:
+        """Stops reading ahead, and refuses all further use; the upstream stays open."""
+        self._turn.close()
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
