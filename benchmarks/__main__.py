@@ -58,6 +58,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | Iterable[Result]]] = {
     "P20": trainer.p20,
     "P22": reading.p22,
     "draw": device.draw,
+    "draws": device.draws,
     "growth": growth.growth,
     "loop": plain_loop.plain_loop,
     "no-spec": starved.no_spec,
@@ -72,6 +73,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | Iterable[Result]]] = {
 _PEERS = {
     "P6": "tensorflow",
     "P7": "flashbax",
+    "draws": "flashbax",
     "P11": "tensorflow",
     "P21": "tensorflow",
 }

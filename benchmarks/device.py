@@ -20,12 +20,13 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stateful import PeekedIterator
 from echo_jax.echo.stores.device import StepInput, jitted_write
 
-__all__ = ["Exchange", "draw", "host_batches", "make_feed", "p7", "p8", "p10"]
+__all__ = ["Exchange", "draw", "draws", "host_batches", "make_feed", "p7", "p8", "p10"]
 
 _FACTOR = 4
 _BATCH = 128
 _CAPACITY = 8192
 _STEPS = 64
+_SCANNED = 16
 
 
 def host_batches(
@@ -44,14 +45,20 @@ def host_batches(
 
 
 def make_feed(
-    spec: ej.EchoSpec, source: Iterator[Any], *, num_lanes: int = 0, **options: Any
+    spec: ej.EchoSpec,
+    source: Iterator[Any],
+    *,
+    num_lanes: int = 0,
+    max_batches: int = 1,
+    **options: Any,
 ) -> DeviceFeed:
     """Makes a feed for some batches, on all devices; 0 lanes: one for each of them."""
     source = PeekedIterator(source)
     first = source.peek()
     rows = len(jax.tree.leaves(first)[0])
     layout = EchoBuffer.of(first, num_slots=1, num_lanes=num_lanes)
-    plan = make_plan(spec, lanes=Lanes(rows, layout.num_lanes))
+    lanes = Lanes(rows, layout.num_lanes)
+    plan = make_plan(spec, lanes=lanes, max_batches=max_batches)
     buffer = replace(layout, num_slots=plan.num_slots)
     return DeviceFeed(source, plan, buffer, **options)
 
@@ -184,6 +191,103 @@ def _ratio(
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     value = statistics.median(ratios)
     return Result(id_, title, value, goal, "x", peer, ratios, note)
+
+
+def draws() -> list[Result]:
+    """Microseconds of a draw in the step, under a scan, and as called, and of peers."""
+    import flashbax
+
+    rows, factor, capacity = 32, 4, 4096
+    batch, spec = (
+        next(host_batches(rows)),
+        ej.EchoSpec(factor, capacity, "spread", rows),
+    )
+    once, many = (
+        make_feed(spec, host_batches(rows), max_batches=count, seed=None)
+        for count in (1, _SCANNED)
+    )
+    called = ej.device.echo_batches(host_batches(rows), spec, num_lanes=1)
+
+    def used(batch: Any) -> tuple[jax.Array, Any]:
+        return batch["label"].sum(), batch
+
+    def drawn(feed: DeviceFeed, arrays: Any, uses: Any) -> Any:
+        return used(feed.buffer.draw(arrays, StepInput(uses[None]))[0])
+
+    step = jax.jit(lambda arrays, inputs: drawn(once, arrays, inputs.uses[0]))
+    scan = jax.jit(
+        lambda arrays, inputs: jax.lax.scan(
+            lambda none, uses: (none, drawn(many, arrays, uses)), None, inputs.uses
+        )
+    )
+    gather = jax.jit(lambda slots, at: used(jax.tree.map(lambda x: x[at], slots)))
+    plain = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), batch)
+    picks = np.random.default_rng(0).integers(0, capacity, (_STEPS, rows), np.int32)
+    peer = flashbax.make_item_buffer(
+        max_length=capacity, min_length=1, sample_batch_size=rows, add_batches=True
+    )
+
+    def sampled(state: Any, part: Any, key: jax.Array) -> tuple[Any, Any]:
+        state = peer.add(state, part)
+        return state, used(peer.sample(state, key).experience)
+
+    sample = jax.jit(sampled, donate_argnums=0)
+    part = jax.device_put(jax.tree.map(lambda x: x[: rows // factor], batch))
+    holder = [peer.init(jax.tree.map(lambda x: x[0], part))]
+    keys = list(jax.random.split(jax.random.key(0), _STEPS))
+
+    def flashbax_all() -> None:
+        for key in keys:
+            holder[0], found = sample(holder[0], part, key)
+            jax.block_until_ready(found)
+
+    def each(draw: Callable[[], Any], count: int = _STEPS) -> Callable[[], None]:
+        def all_of_them() -> None:
+            for _ in range(count):
+                jax.block_until_ready(draw())
+
+        return all_of_them
+
+    def fed(feed: DeviceFeed, program: Any, count: int) -> Any:
+        inputs = feed.next(count)
+        return program(feed.arrays, inputs)
+
+    turn = itertools.cycle(picks)
+    calls = {
+        "gather": each(lambda: gather(plain, next(turn))),
+        "flashbax": flashbax_all,
+        "step": each(lambda: fed(once, step, 1)),
+        "scan": each(lambda: fed(many, scan, _SCANNED), _STEPS // _SCANNED),
+        "called": each(lambda: next(called)),
+    }
+    while min(x.counts.fresh for x in (once, many, called)) < capacity:
+        for name in ("step", "scan", "called"):
+            calls[name]()
+    while not peer.can_sample(holder[0]):
+        flashbax_all()
+    times = _rounds(calls, 25)
+    goals = {"step": "<= 70", "scan": "<= 50", "called": "<= 110"}
+    title = "a draw of 32 of 4096 CIFAR-shaped items, e=4, {}"
+    words = {
+        "gather": "a raw gather from a device array, in a step",
+        "flashbax": "flashbax, insert and sample in a step",
+        "step": "in a step",
+        "scan": f"in a scan over {_SCANNED} batches",
+        "called": "of ej.device.echo_batches as called",
+    }
+    return [
+        Result(
+            f"draws-{name}",
+            title.format(words[name]),
+            1e6 * statistics.median(values) / _STEPS,
+            goals.get(name, ">= 0"),
+            "us",
+            "the others of these lines",
+            [1e6 * value / _STEPS for value in values],
+            "an absolute time; every draw is waited for",
+        )
+        for name, values in times.items()
+    ]
 
 
 def draw() -> list[Result]:
