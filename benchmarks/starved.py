@@ -39,10 +39,14 @@ def _producer(t_up_s: float, *, bursty: bool = False) -> Iterator[dict[str, Any]
         yield {name: rows.copy() for name, rows in batch.items()}
 
 
-# Width and number of products of a step of about 5 ms, by the cores that XLA runs it
-# on. One core of two is the nearest to an accelerator, which leaves the host its own;
-# on all of them the host's work for a draw takes its time from the step.
-_STEPS = {"one core": (96, 200), "all cores": (448, 6)}
+# Width and number of products of a step, by the cores that XLA runs it on; of about
+# 5 ms, if it is not long. One core of two is the nearest to an accelerator, which leaves
+# the host its own; on all of them the host's work for a draw takes its time from it.
+_STEPS = {
+    "one core": (96, 200),
+    "one core, long": (96, 1000),  # about 25 ms
+    "all cores": (448, 6),
+}
 
 
 def _update(weights: jax.Array, batch: dict[str, jax.Array], count: int) -> jax.Array:
@@ -210,12 +214,22 @@ def p2() -> list[Result]:
     ]
 
 
-def no_spec(updates: int = 150, repeats: int = 5) -> list[Result]:
-    """A call without a spec: its time, and how busy it keeps a step."""
-    trainer = _Trainer("one core")
+def no_spec(repeats: int = 5) -> list[Result]:
+    """A call without a spec: its time, and how busy it keeps short and long steps."""
+    return [
+        result
+        for cores, updates in (("one core", 150), ("one core, long", 50))
+        for result in _no_spec(_Trainer(cores), cores, updates, repeats)
+    ]
+
+
+def _no_spec(
+    trainer: "_Trainer", cores: str, updates: int, repeats: int
+) -> list[Result]:
     calls = {"host": ej.echo_batches, "device": ej.device.echo_batches}
     cases = [(0.5, False), (1.0, False), (4.0, False), (2.0, True)]
     found: dict[tuple[str, float, bool], list[float]] = {}
+    steps_s: list[float] = []
     for repeat in range(repeats + 1):
         for ratio, bursty in cases:
             t_down = trainer.held_step_s()
@@ -226,13 +240,15 @@ def no_spec(updates: int = 150, repeats: int = 5) -> list[Result]:
                 for name, call in {"peer": _prefetched, **calls}.items()
             }
             held = (t_down + trainer.held_step_s()) / 2
+            steps_s.append(held)
             for name in calls:
                 value = took[name] / took["peer"] if ratio <= 1 else held / took[name]
                 if repeat:
                     found.setdefault((name, ratio, bursty), []).append(value)
+    length = "-long" * ("long" in cores)
     return [
         Result(
-            f"no-spec-{name}-{'bursty' if bursty else f'{ratio:g}'}",
+            f"no-spec{length}-{name}-{'bursty' if bursty else f'{ratio:g}'}",
             f"no spec, echo on the {name}, R={ratio:g}{', bursty' * bursty}: "
             + ("time of an update / a loop's" if ratio <= 1 else "step busy"),
             statistics.median(values),
@@ -240,7 +256,8 @@ def no_spec(updates: int = 150, repeats: int = 5) -> list[Result]:
             "x" if ratio <= 1 else "of the time",
             "a loop that prefetches 2 batches" if ratio <= 1 else "one held batch",
             values,
-            f"simulated storage (sleeps); {updates} updates a repeat",
+            f"simulated storage (sleeps); {updates} updates a repeat; a step takes "
+            f"{1e3 * statistics.median(steps_s):.0f} ms",
         )
         for (name, ratio, bursty), values in found.items()
     ]
