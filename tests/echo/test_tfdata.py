@@ -6,15 +6,21 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from echo_cases import host_echo, spec_of, take
+from echo_cases import host_echo, spec_of
 from test_echo_device import Fetched, item_of
 
 import echo_jax as ej
-from echo_jax.echo.laws import assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
 from echo_jax.echo.orders import ORDERS, Order, Piece
-from echo_jax.echo.plans import FixedPlan
 
 BUILT = {}  # graphs, with what feeds them
+
+
+def without_prefetch(dataset):
+    """By default tf.data may put a prefetch of its own behind any pipeline."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
 
 
 def graph_echo(upstream, spec):
@@ -29,11 +35,8 @@ def graph_echo(upstream, spec):
                 "payload": tf.TensorSpec(None, tf.float32),
             },
         )
-        # By default tf.data may put a prefetch of its own behind any pipeline.
-        options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False
         dataset = dataset.apply(ej.tfdata.echo(spec, tags=True))
-        BUILT[key] = feed, dataset.with_options(options)
+        BUILT[key] = feed, without_prefetch(dataset)
     feed, dataset = BUILT[key]
     feed["upstream"] = upstream
     return dataset.as_numpy_iterator()
@@ -43,11 +46,19 @@ def read_ahead_of(spec):
     """How many elements may be read before the use that needs them."""
     if spec.order == "consecutive":
         return 0
-    return math.ceil(spec.buffer / (2 * spec.schedule.max_factor)) - 1
+    return math.ceil(spec.buffer / spec.schedule.max_factor) - 1
 
 
 def host_tags(spec, num_items):
     return [tags for _, tags in ej.echo(range(num_items), spec, tags=True)]
+
+
+def state_after(spec, num_items, uses):
+    """The state of a host echo's plan after some uses."""
+    echo = ej.echo(CountingUpstream(range(num_items)), spec)
+    for _ in range(uses):
+        next(echo)
+    return echo.get_state()["plan"]
 
 
 def graph_tags(batches):
@@ -204,24 +215,40 @@ def test_a_checkpoint_of_tensorflow_continues(order, factor, tmp_path):
         ("window_shuffle", "2", 1),
         ("spread", "7.3", 61),
         ("shuffle_buffer", "by_item", 50),
+        # The echo has met the end, and its state tells.
+        ("spread", "7.3", 506),
     ],
 )
-def test_a_graph_begins_where_a_plan_stands(order, factor, uses):
-    plan, spec = FixedPlan(spec_of(order, factor)), spec_of(order, factor)
-    take(plan, uses)
-    state = plan.get_state()
+def test_a_graph_begins_where_an_echo_stands(order, factor, uses):
+    spec = spec_of(order, factor)
+    state = state_after(spec, 70, uses)
+    assert (state["end"] == 70) == (uses == 506)
     rest = tf.data.Dataset.range(state["anchor"], 70)
     resumed = rest.apply(ej.tfdata.echo(spec, batch=True, tags=True, state=state))
     assert graph_tags(resumed) == host_tags(spec, 70)[uses:]
 
 
+def test_a_checkpoint_holds_little_more_than_the_elements_in_use(tmp_path):
+    spec = ej.EchoSpec(2, 40, "shuffle_buffer", seed=1)
+    state = state_after(spec, 2000, 1000)
+    dataset = tf.data.Dataset.range(state["anchor"], 2000)
+    dataset = dataset.map(lambda k: tf.random.stateless_uniform([1000], [k, 0]))
+    echoed = dataset.apply(ej.tfdata.echo(spec, state=state))
+    iterator = iter(without_prefetch(echoed))
+    for _ in range(600):
+        next(iterator)
+    tf.train.Checkpoint(iterator).write(str(tmp_path / "iterator"))
+    size = sum(file.stat().st_size for file in tmp_path.iterdir())
+    # Up to 40 elements and a chunk of 20; TensorFlow saves them up to three times.
+    assert size < 3 * 60 * 4 * 1000
+
+
 def test_what_a_graph_cannot_echo_is_refused():
-    state = FixedPlan(ej.EchoSpec(2)).get_state()
+    state = state_after(ej.EchoSpec(2), 70, 0)
     with pytest.raises(ValueError, match="saved with another spec"):
         ej.tfdata.echo(ej.EchoSpec(3), state=state)
-    plan, spec = FixedPlan(spec_of("spread", "2")), spec_of("spread", "2")
-    take(plan, 61)
-    echo = ej.tfdata.echo(spec, state=plan.get_state())
+    spec = spec_of("spread", "2")
+    echo = ej.tfdata.echo(spec, state=state_after(spec, 70, 61))
     with pytest.raises(tf.errors.OpError, match=r"before item 18.* from item 16 on"):
         list(tf.data.Dataset.range(2).apply(echo))
     windows = tf.data.Dataset.range(9).window(2)

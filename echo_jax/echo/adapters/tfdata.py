@@ -27,7 +27,7 @@ def echo(
     are then read again, as many as on the host.
 
     ``consecutive`` reads elements on demand. The other orders read chunks of elements:
-    first ``batch_size``, then twice as many each time, up to ``buffer / (2 * factor)``.
+    first ``batch_size``, then twice as many each time, up to ``buffer / factor``.
     A prefetch, which tf.data may add to any pipeline by itself, reads further ahead.
 
     The iterator's state is TensorFlow's own, for `tf.train.Checkpoint`. Unlike the
@@ -69,8 +69,6 @@ def echo(
             "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )
     # Imported here: TensorFlow is an extra, and its import takes ten seconds.
-    from echo_jax.echo.adapters.tfdata_graph import graph_echo
+    from echo_jax.echo.adapters.tfdata_graph import GraphEcho
 
-    return graph_echo(
-        spec, batch=batch, drop_remainder=drop_remainder, tags=tags, state=state
-    )
+    return GraphEcho(spec, batch, drop_remainder, tags, state)

@@ -4,8 +4,10 @@ The graph calls the host's order as a pure function of integers, once for each c
 fresh elements. So TensorFlow can checkpoint it like its own operations.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,83 +19,158 @@ from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["graph_echo"]
+__all__ = ["GraphEcho"]
 
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
 _MOST_LIVE = 8
 _PLACE = ("round", "anchor", "carry", "position")
 _NONE = np.zeros(0, np.int64)
+_NEW = {**dict.fromkeys(_PLACE, 0), "fresh": 0, "end": -1}
 
 
-def graph_echo(
-    spec: EchoSpec,
-    *,
-    batch: bool,
-    drop_remainder: bool,
-    tags: bool,
-    state: Mapping[str, int] | None,
-) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
-    """Returns the function that `echo` of `tfdata` returns, for a checked spec."""
-    is_consecutive = isinstance(rounds_of(spec), Consecutive)
-    if state:
-        FixedPlan(spec).check_state(state)
-    start = state or {**dict.fromkeys(_PLACE, 0), "fresh": 0, "end": -1}
+@dataclass
+class GraphEcho:
+    """The function that `echo` of `tfdata` returns, for an `EchoSpec`."""
+
+    spec: EchoSpec
+    batch: bool
+    drop_remainder: bool
+    tags: bool
+    state: Mapping[str, int] | None
+
+    def __post_init__(self):
+        self._is_consecutive = isinstance(rounds_of(self.spec), Consecutive)
+        if self.state:
+            FixedPlan(self.spec).check_state(self.state)
+        self._start = self.state or _NEW
 
     @tf.autograph.experimental.do_not_convert
-    def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if not is_consecutive:
-            return _in_chunks(dataset, spec, start, tags, batch, drop_remainder)
-        uses = _back_to_back(dataset, spec, start, tags)
-        return uses.batch(spec.batch_size, drop_remainder) if batch else uses
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if self._is_consecutive:
+            return self._batched(self._back_to_back(dataset))
+        packing = _Packing(dataset.element_spec)
+        if not packing.is_needed:
+            return self._in_chunks(dataset, self.batch, None)
+        # A scan, because tf.data may make a map parallel, and so read ahead.
+        nothing = tf.constant(0)
+        dataset = dataset.scan(nothing, lambda _, item: (nothing, packing.pack(item)))
+        return self._batched(self._in_chunks(dataset, False, packing.unpack))
 
-    return apply
+    def _batched(self, uses: Any) -> tf.data.Dataset:
+        if not self.batch:
+            return uses
+        return uses.batch(self.spec.batch_size, self.drop_remainder)
 
+    def _back_to_back(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns all uses of an item before it reads the next one."""
 
-def _back_to_back(
-    dataset: tf.data.Dataset, spec: EchoSpec, start: Mapping[str, int], tags: bool
-) -> tf.data.Dataset:
-    """Returns all uses of an item before it reads the next one."""
+        def count(first, carry):
+            uses = self.spec.schedule.uses(int(first), _COUNTS_AT_ONCE, int(carry))
+            return uses[0], np.int64(uses[1])
 
-    def count(first, carry):
-        uses, carry = spec.schedule.uses(int(first), _COUNTS_AT_ONCE, int(carry))
-        return uses, np.int64(carry)
+        def number(carry, first):
+            inputs, types = [first, carry], [tf.int64, tf.int64]
+            uses, after = tf.numpy_function(count, inputs, types, stateful=False)
+            index = tf.range(first, first + _COUNTS_AT_ONCE)
+            uses = tf.ensure_shape(uses, index.shape)
+            return tf.ensure_shape(after, []), (index, uses)
 
-    def number(carry, first):
-        uses, after = tf.numpy_function(
-            count, [first, carry], [tf.int64, tf.int64], stateful=False
+        def repeat(item, numbers):
+            index, uses = numbers
+            items = tf.data.Dataset.from_tensors(item).repeat(uses)
+            if not self.tags:
+                return items
+            indices = tf.data.Dataset.from_tensors(index).repeat(uses)
+            repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
+            return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
+
+        most = np.iinfo(np.int64).max - _COUNTS_AT_ONCE
+        firsts = tf.data.Dataset.range(self._start["anchor"], most, _COUNTS_AT_ONCE)
+        numbers: Any = firsts.scan(np.int64(self._start["carry"]), number)
+        counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
+        return counted.flat_map(repeat).skip(self._start["position"])
+
+    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> tf.data.Dataset:
+        """Returns the uses, or batches, that each chunk of fresh elements allows."""
+        # Chunks double up to a buffer of uses: with smaller ones the elements that are
+        # kept would be copied too often.
+        most = math.ceil(self.spec.buffer / self.spec.schedule.max_factor)
+        sizes = [min(self.spec.batch_size, most)]
+        while sizes[-1] < most:
+            sizes.append(min(sum(sizes), most))
+        sizes = np.array(sizes, np.int64)
+        starts = np.cumsum(sizes) - sizes
+        walk = _Walk(self.spec, self._start, self.spec.batch_size if batch else 1)
+
+        def chunk_of(place, _):
+            grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
+            return grown + tf.maximum(place - starts[-1], 0) // sizes[-1]
+
+        def size_of(chunk):
+            return tf.gather(sizes, tf.minimum(chunk, len(sizes) - 1))
+
+        def advance(state, fresh):
+            integers, held, items, kept = state
+            places, fresh = fresh
+            items = tf.nest.map_structure(
+                lambda old, new: tf.concat([tf.gather(old, kept), new], 0), items, fresh
+            )
+            types = [tf.int64] * 5 + [tf.int32]
+            inputs = [integers, held, tf.size(places, tf.int64)]
+            outputs = tf.numpy_function(walk, inputs, types, stateful=False)
+            for output in outputs:
+                output.set_shape([None])
+            integers, held, kept, *uses = outputs
+            return (integers, held, items, kept), (items, tuple(uses))
+
+        def emit(items, uses):
+            def read(places, *tag):
+                found = tf.nest.map_structure(
+                    lambda leaf: tf.gather(leaf, places), items
+                )
+                return found, UseInfo(*tag)
+
+            def finish(item, tag):
+                item = unpack(item) if unpack else item
+                return (item, tag) if self.tags else item
+
+            # A call per use would take longer than everything else.
+            size = self.spec.batch_size if batch else _USES_AT_ONCE
+            parts: Any = tf.data.Dataset.from_tensor_slices(uses)
+            parts = parts.batch(size, batch and self.drop_remainder)
+            if unpack:
+                return parts.map(read).unbatch().map(finish)
+            parts = parts.map(lambda *use: finish(*read(*use)))
+            return parts if batch else parts.unbatch()
+
+        nothing = tf.nest.map_structure(
+            lambda leaf: tf.zeros([0, *leaf.shape], leaf.dtype), dataset.element_spec
         )
-        index = tf.range(first, first + _COUNTS_AT_ONCE)
-        return tf.ensure_shape(after, []), (index, tf.ensure_shape(uses, index.shape))
-
-    def repeat(item, numbers):
-        index, uses = numbers
-        items = tf.data.Dataset.from_tensors(item).repeat(uses)
-        if not tags:
-            return items
-        indices = tf.data.Dataset.from_tensors(index).repeat(uses)
-        repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
-        return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
-
-    most = np.iinfo(np.int64).max - _COUNTS_AT_ONCE
-    firsts: Any = tf.data.Dataset.range(start["anchor"], most, _COUNTS_AT_ONCE)
-    numbers = firsts.scan(np.int64(start["carry"]), number).unbatch()
-    counted: Any = tf.data.Dataset.zip((dataset, numbers))
-    uses = counted.flat_map(repeat)
-    return uses.skip(start["position"]) if start["position"] else uses
+        return (
+            dataset.enumerate()
+            .group_by_window(
+                chunk_of,
+                lambda chunk, elements: elements.batch(size_of(chunk)),
+                window_size_func=size_of,
+            )
+            # A chunk without elements tells that the dataset has ended.
+            .concatenate(tf.data.Dataset.from_tensors((_NONE, nothing)))
+            .scan((walk.first, _NONE, nothing, _NONE), advance)
+            .flat_map(emit)
+        )
 
 
 class _Packing:
     """Takes elements apart into tensors that stack, and puts them together."""
 
-    # A tensor whose shape is not fully known, such as an image before it is cropped,
-    # becomes a string of bytes, so that elements of different shapes stack. So does a
-    # tensor without elements: TensorFlow 2.21 fails to unbatch its stack.
+    # If the shape of a tensor is not fully known, as of an image before it is cropped,
+    # the tensors become strings of bytes, so that elements of different shapes stack.
+    # So do tensors without elements: TensorFlow 2.21 fails to unbatch their stack.
 
     def __init__(self, element_spec: Any):
         self._element_spec = element_spec
         self._specs = tf.nest.flatten(element_spec, expand_composites=True)
-        self._stacks = [bool(spec.shape.num_elements()) for spec in self._specs]
         if any(spec.dtype in (tf.variant, tf.resource) for spec in self._specs):
             raise TypeError(
                 f"elements of {element_spec} hold datasets or other variants, which "
@@ -101,25 +178,18 @@ class _Packing:
                 "makes them, such as window()"
             )
         # Most elements stack as they are.
-        leaves = tf.nest.flatten(element_spec)
-        self.is_needed = leaves != self._specs or not all(self._stacks)
+        self.is_needed = tf.nest.flatten(element_spec) != self._specs or not all(
+            spec.shape.num_elements() for spec in self._specs
+        )
 
     def pack(self, element: Any) -> tuple[tf.Tensor, ...]:
         tensors = tf.nest.flatten(element, expand_composites=True)
-        tensors = [tensor for tensor in tensors if tensor is not None]
-        return tuple(
-            tensor if stacks else tf.io.serialize_tensor(tensor)
-            for tensor, stacks in zip(tensors, self._stacks, strict=True)
-        )
+        return tuple(tf.io.serialize_tensor(t) for t in tensors if t is not None)
 
     def unpack(self, packed: tuple[tf.Tensor, ...]) -> Any:
         tensors = [
-            tensor
-            if stacks
-            else tf.ensure_shape(tf.io.parse_tensor(tensor, spec.dtype), spec.shape)
-            for tensor, spec, stacks in zip(
-                packed, self._specs, self._stacks, strict=True
-            )
+            tf.ensure_shape(tf.io.parse_tensor(tensor, spec.dtype), spec.shape)
+            for tensor, spec in zip(packed, self._specs, strict=True)
         ]
         return tf.nest.pack_sequence_as(
             self._element_spec, tensors, expand_composites=True
@@ -136,13 +206,22 @@ class _Walk:
     def __init__(self, spec: EchoSpec, start: Mapping[str, int], unit: int):
         # Uses leave in multiples of ``unit``, until the dataset ends.
         self._order, self._start, self._unit = rounds_of(spec), start, unit
-        self.first = np.array([*(start[key] for key in _PLACE), start["anchor"]])
-        used, (pieces, piece, _, at) = [_NONE], self._begin(*self.first[:-1].tolist())
+        place, first = [start[key] for key in _PLACE], start["anchor"]
+        if start["end"] >= 0:
+            # The position is among the uses of items that come.
+            pieces = self._order.pieces(*place[:3])
+            pieces = itertools.takewhile(lambda piece: piece.round == place[0], pieces)
+            index = np.concatenate([piece.index for piece in pieces])
+            come = np.cumsum(index < start["end"])
+            place[3] = int(np.append(0, come).searchsorted(place[3]))
+        self.first = np.array([*place, first])
+        used, (pieces, piece, _, at) = [_NONE], self._begin(*place)
         while piece.anchor < start["fresh"]:
             used.append(piece.index[at:])
             piece, at = next(pieces), 0
-        taken = np.arange(start["anchor"], start["fresh"])
-        self._used_up = np.setdiff1d(taken, np.concatenate(used))
+        self._used_up = np.setdiff1d(
+            np.arange(first, start["fresh"]), np.concatenate(used)
+        )
         # What is at some integers, so that the next call need not make it again.
         self._live: dict[bytes, tuple[Iterator[Piece], Piece, int, int]] = {}
 
@@ -191,106 +270,9 @@ class _Walk:
         self, round_: int, anchor: int, carry: int, position: int
     ) -> tuple[Iterator[Piece], Piece, int, int]:
         """Returns pieces, the one that holds a position, and the uses around it."""
-        pieces = map(self._within_end, self._order.pieces(round_, anchor, carry))
-        piece, before = next(pieces), 0
+        pieces, before = self._order.pieces(round_, anchor, carry), 0
+        piece = next(pieces)
         while position - before > piece.index.size:
             before += piece.index.size
             piece = next(pieces)
         return pieces, piece, before, position - before
-
-    def _within_end(self, piece: Piece) -> Piece:
-        """Leaves out items that do not come, as states of that time count."""
-        if self._start["end"] < 0:
-            return piece
-        there = piece.index < self._start["end"]
-        index, repeat, last = piece.index[there], piece.repeat[there], piece.last[there]
-        newest = np.maximum.accumulate(index)
-        place = piece.round, piece.anchor, piece.carry
-        return Piece(*place, index, repeat, last, newest)
-
-
-def _chunk_sizes(first: int, most: int) -> np.ndarray:
-    """Returns sizes that double from the first one, the last of which is ``most``."""
-    sizes = [min(first, most)]
-    while sizes[-1] < most:
-        sizes.append(min(sum(sizes), most))
-    return np.array(sizes, np.int64)
-
-
-def _in_chunks(
-    dataset: tf.data.Dataset,
-    spec: EchoSpec,
-    start: Mapping[str, int],
-    tags: bool,
-    batch: bool,
-    drop_remainder: bool,
-) -> tf.data.Dataset:
-    """Returns the uses that each chunk of elements allows, or whole batches of them."""
-    packing = _Packing(dataset.element_spec)
-    if packing.is_needed:
-        # A scan, because tf.data may make a map parallel, and so read ahead.
-        nothing = tf.constant(0)
-        dataset = dataset.scan(nothing, lambda _, item: (nothing, packing.pack(item)))
-    # Packed elements are stacked after they are unpacked.
-    stacks = batch and not packing.is_needed
-    # Half a buffer of uses: smaller chunks copy the kept elements too often.
-    most = math.ceil(spec.buffer / (2 * spec.schedule.max_factor))
-    sizes = _chunk_sizes(spec.batch_size, most)
-    starts = np.cumsum(sizes) - sizes
-    walk = _Walk(spec, start, spec.batch_size if stacks else 1)
-
-    def chunk_of(place, _):
-        grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
-        return grown + tf.maximum(place - starts[-1], 0) // sizes[-1]
-
-    def size_of(chunk):
-        return tf.gather(sizes, tf.minimum(chunk, len(sizes) - 1))
-
-    def advance(state, fresh):
-        integers, held, items, kept = state
-        places, fresh = fresh
-        items = tf.nest.map_structure(
-            lambda old, new: tf.concat([tf.gather(old, kept), new], 0), items, fresh
-        )
-        types = [tf.int64] * 5 + [tf.int32]
-        inputs = [integers, held, tf.size(places, tf.int64)]
-        outputs = tf.numpy_function(walk, inputs, types, stateful=False)
-        for output in outputs:
-            output.set_shape([None])
-        integers, held, kept, *uses = outputs
-        return (integers, held, items, kept), (items, tuple(uses))
-
-    def emit(items, uses):
-        def read(places, index, repeat):
-            found = tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), items)
-            return (found, UseInfo(index, repeat)) if tags else found
-
-        # A call per use would take longer than everything else.
-        size = spec.batch_size if stacks else _USES_AT_ONCE
-        parts: Any = tf.data.Dataset.from_tensor_slices(uses)
-        parts = parts.batch(size, drop_remainder and stacks).map(read)
-        parts = parts if stacks else parts.unbatch()
-        if not packing.is_needed:
-            return parts
-        if tags:
-            return parts.map(lambda item, tag: (packing.unpack(item), tag))
-        return parts.map(lambda *item: packing.unpack(item))
-
-    nothing = tf.nest.map_structure(
-        lambda leaf: tf.zeros([0, *leaf.shape], leaf.dtype), dataset.element_spec
-    )
-    numbered: Any = dataset.enumerate()
-    uses = (
-        numbered.group_by_window(
-            chunk_of,
-            lambda chunk, elements: elements.batch(size_of(chunk)),
-            window_size_func=size_of,
-        )
-        # A chunk without elements tells that the dataset has ended.
-        .concatenate(tf.data.Dataset.from_tensors((_NONE, nothing)))
-        .scan((walk.first, _NONE, nothing, _NONE), advance)
-        .flat_map(emit)
-    )
-    if batch and not stacks:
-        return uses.batch(spec.batch_size, drop_remainder)
-    return uses
