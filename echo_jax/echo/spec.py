@@ -78,7 +78,7 @@ class EchoSpec:
     def __post_init__(self):
         object.__setattr__(self, "schedule", as_schedule(self.factor))
         _check_integers(self, buffer=1, batch_size=1, seed=0)
-        if self.order not in ORDERS:
+        if self.order not in list(ORDERS):
             known = (f"{name!r} ({each.sentence})" for name, each in ORDERS.items())
             raise ValueError(
                 f"order={self.order!r} is unknown; use one of {', '.join(known)}"
