@@ -40,8 +40,8 @@ def _producer(t_up_s: float, *, bursty: bool = False) -> Iterator[dict[str, Any]
 
 
 # Width and number of products of a step, by the cores that XLA runs it on; of about
-# 5 ms, if it is not long. One core of two is the nearest to an accelerator, which leaves
-# the host its own; on all of them the host's work for a draw takes its time from it.
+# 5 ms, if it is not long. One core of two is the nearest to an accelerator, which
+# leaves the host its own; on all of them a draw's host work takes its time from it.
 _STEPS = {
     "one core": (96, 200),
     "one core, long": (96, 1000),  # about 25 ms
