@@ -221,7 +221,9 @@ def draws() -> list[Result]:
         )
     )
     gather = jax.jit(lambda slots, at: used(jax.tree.map(lambda x: x[at], slots)))
-    plain = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), batch)
+    plain = jax.tree.map(
+        lambda x: jnp.asarray(np.resize(x, (capacity, *x.shape[1:]))), batch
+    )
     picks = np.random.default_rng(0).integers(0, capacity, (_STEPS, rows), np.int32)
     peer = flashbax.make_item_buffer(
         max_length=capacity, min_length=1, sample_batch_size=rows, add_batches=True
