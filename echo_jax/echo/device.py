@@ -245,8 +245,8 @@ def echo_batches(
         fresh index, repeat). A last, smaller batch is not padded, so the program is
         compiled once more for it.
       buffer_bytes: Sizes the buffer by memory over all devices; 0 uses ``spec.buffer``.
-      prefetch: Host batches that a thread sends ahead; 0 for none. None is 2. Another
-        thread reads at most two more.
+      prefetch: Host batches that a thread reads and sends ahead; 0 for none. None is 2.
+        For several devices, another thread reads at most two more.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `UseInfo`.
       timeout_s: In several processes, how long one waits for a fresh batch of another,

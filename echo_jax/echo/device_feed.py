@@ -108,8 +108,8 @@ class DeviceFeed:
           plan: Decides.
           buffer: Laid out for these batches and this plan.
           seed: Seed of the keys of uses; None for an input without keys.
-          prefetch: Host batches that a thread sends ahead; 0 reads on demand. Another
-            thread reads at most two more.
+          prefetch: Host batches that a thread reads and sends ahead; 0 reads on demand.
+            For several devices, another thread reads at most two more.
           turn: The turn of an owner that has the feed as a part; its own by default.
           lanes: The plan's lanes that the buffer holds; all by default.
           meeting: The processes that echo together, if there are others.
