@@ -1,8 +1,8 @@
 """Decision logs: the decisions of an adaptive echo, one bit for each batch.
 
 An adaptive echo depends on when data was ready, which no seed can repeat. The log makes
-it repeatable. It is a part of the echo's state and, as ``tape.json``, of a run folder.
-An echo that gets a log makes the same decisions again.
+it repeatable: an echo that gets it makes the same decisions again. It is a part of the
+echo's state and, as ``tape.json``, of a run folder.
 """
 
 import base64
@@ -31,9 +31,8 @@ _UNPACKED_AT_ONCE = 1 << 16
 class DecisionLog(Sequence[bool]):
     """Whether an adaptive echo took fresh data before each of its batches.
 
-    A log never changes. Logs are compared and hashed by their decisions. A log of a
-    million decisions takes 125 kB, and as text at most 4/3 of that; a regular log takes
-    a few kB.
+    A log never changes, and is compared and hashed by its decisions. A million of them
+    take 125 kB, and as text at most 4/3 of that; a regular log takes a few kB.
 
     Example:
       >>> log = DecisionLog([True, False, False, True])
@@ -101,23 +100,19 @@ class DecisionLog(Sequence[bool]):
         return self[: len(other)] == other
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the log as JSON types.
+        """Returns ``version``; ``decisions``, their number; and ``bits``.
 
-        Returns:
-          ``version``; ``decisions``, their number; and ``bits``, the base64 text of the
-          zlib stream of the bits. The first decision is the highest bit.
+        The bits are the base64 text of their zlib stream. The first decision is the
+        highest bit.
         """
         return _record(len(self), zlib.compress(self._packed, _LEVEL))
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
-        """Returns the log of a record from any source.
+        """Returns the log of a record of `to_json`, which may come from any source.
 
         It decodes at most one bit for each stated decision: 32 MiB for the longest log,
         which a record of 43 kB may hold.
-
-        Args:
-          record: The result of `to_json`.
 
         Raises:
           ValueError: The record is anything else.
@@ -151,10 +146,7 @@ class DecisionLog(Sequence[bool]):
         return json.dumps(record | {_SUM: _checksum(record)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the log to a file, completely or not at all.
-
-        Args:
-          path: The file; an existing file is replaced.
+        """Writes the log to a file, completely or not at all; replaces an existing one.
 
         Raises:
           OSError: The file cannot be written; an existing file is unchanged.
@@ -178,9 +170,6 @@ class DecisionLog(Sequence[bool]):
     def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
         """Reads a decision log from a file of any source.
 
-        Args:
-          path: The file.
-
         Raises:
           OSError: The file cannot be opened.
           ValueError: The file is not a decision log.
@@ -193,11 +182,7 @@ class DecisionLog(Sequence[bool]):
 
     @classmethod
     def read(cls, file: IO[bytes], *, name: str) -> "DecisionLog":
-        """Reads a decision log from an open binary file of any source.
-
-        Args:
-          file: A file, positioned at the start of the log.
-          name: The name of the file in errors.
+        """Reads a decision log from an open binary file, which errors call ``name``.
 
         Raises:
           ValueError: The content is not a decision log.
@@ -221,9 +206,6 @@ class DecisionLog(Sequence[bool]):
 class Recorder:
     """Records a decision log; its JSON is cheap to make at any time.
 
-    Whole bytes are compressed as they come, so a state that is saved after every batch
-    costs only the compression of the last bits.
-
     Example:
       >>> recorder = Recorder()
       >>> for decision in (True, False, True):
@@ -234,6 +216,8 @@ class Recorder:
 
     def __init__(self):
         self._decisions = bytearray()
+        # Whole bytes are compressed as they come, so a state that is saved after every
+        # batch costs only the compression of the last bits.
         self._stream = zlib.compressobj(_LEVEL)
         self._compressed = b""
         self._done = 0  # decisions that are in the stream

@@ -87,8 +87,6 @@ class FetchSchedule:
 
     def value(self, updates: np.ndarray) -> np.ndarray:
         """Returns p or e at some updates, ``float64`` of the same shape."""
-        if self.schedule == "constant":
-            return np.full(updates.shape, float(self.start))
         done = np.minimum(updates, self.updates) / self.updates
         if self.schedule == "multistep":
             half = math.ceil(self.updates / 2)

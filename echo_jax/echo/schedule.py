@@ -26,12 +26,8 @@ def exact_fraction(value: int | float | str | Fraction) -> Fraction:
     """Returns the factor, at least 1, that a number or a string such as "7/3" means.
 
     A float means the nearest fraction whose denominator is at most 10^6, so that
-    ``1.15`` is 23/20 and ``7 / 3`` is 7/3.
-
-    Raises:
-      TypeError: The value is not a number or string.
-      ValueError: It is not a finite number in [1, 10^6], or it is a fraction with a
-        denominator over 10^6.
+    ``1.15`` is 23/20. Raises TypeError if the value is not a number or string, and
+    ValueError if it is not in [1, 10^6] or has a denominator over 10^6.
     """
     advice = "give a factor of at least 1, such as 2, 2.5 or '7/3'"
     if isinstance(value, np.integer | np.floating):
@@ -85,8 +81,7 @@ Factor = int | float | str | Fraction | Mapping[int, int | float | str | Fractio
 class Schedule:
     """The numbers of uses of all items, as a pure function with a carry.
 
-    With C(k) the sum of the factors of the items before k, item k is used
-    floor(C(k+1)) - floor(C(k)) times. The carry is the fraction of C(k), in units of
+    C(k) is as in `FactorByItem`. The carry is the fraction of C(k), in units of
     1 / ``denominator``; it is the whole state.
     """
 
@@ -138,7 +133,7 @@ class Schedule:
         return math.floor(sum(map(operator.mul, self.factors, counts)))
 
     def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
-        """Returns the numbers of uses of some items and the carry after them.
+        """Returns the uses of items from ``start`` on, and the carry after them.
 
         Args:
           start: Index of the first item.

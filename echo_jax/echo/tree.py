@@ -11,7 +11,7 @@ Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,36 +65,39 @@ class Structure:
     # Trees that are built have the order of the first one.
 
     def __init__(self, tree: Any):
-        self._keys = dict.fromkeys(tree) if type(tree) is dict else None
         container = _opened(tree)
         static, children, build, _ = container or (None, [], None, None)
         self._static, self._build = static, build
         self._parts = [Structure(child) for child in children]
+        self._keys = list(tree) if type(tree) is dict else None
 
-    def leaves(self, tree: Any) -> list[Any] | None:
-        """Returns the leaves in this structure's order; None for another structure."""
+    def columns(self, trees: list[Any]) -> list[list[Any]] | None:
+        """Returns each leaf of all trees; None if a tree has another structure."""
+        if self._build is None:
+            common = _LEAVES.issuperset(map(type, trees))
+            return [trees] if common or not any(map(_opened, trees)) else None
         if self._keys is not None:
-            if type(tree) is not dict or tree.keys() != self._keys.keys():
+            if {*map(type, trees)} != {dict} or {*map(len, trees)} != {len(self._keys)}:
                 return None
-            children = [tree[key] for key in self._keys]
+            try:
+                children = [[tree[key] for tree in trees] for key in self._keys]
+            except KeyError:
+                return None
         else:
-            container = _opened(tree)
-            if container is None or self._build is None:
-                return [tree] if container is self._build else None
-            if container.static != self._static:
+            opened = [_opened(tree) for tree in trees]
+            if any(x is None or x.static != self._static for x in opened):
                 return None
-            children = container.children
-        found: list[Any] = []
-        for part, child in zip(self._parts, children, strict=True):
-            leaves = part.leaves(child)
-            if leaves is None:
+            children = map(list, zip(*(x.children for x in opened if x), strict=True))
+        found: list[list[Any]] = []
+        for part, column in zip(self._parts, children, strict=True):
+            columns = part.columns(column)
+            if columns is None:
                 return None
-            found += leaves
+            found += columns
         return found
 
-    def build(self, leaves: Iterable[Any]) -> Any:
+    def build(self, leaves: Iterator[Any]) -> Any:
         """Builds a tree of leaves in this structure's order."""
-        leaves = iter(leaves)
         if self._build is None:
             return next(leaves)
         return self._build([part.build(leaves) for part in self._parts])

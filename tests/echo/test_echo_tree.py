@@ -210,7 +210,7 @@ def test_paths_name_keys_places_and_attributes():
     ],
 )
 def test_items_of_two_structures_do_not_make_a_batch(first, second):
-    assert Structure(first).leaves(second) is None
+    assert Structure(first).columns([first, second]) is None
     echo = ej.echo([first, second], ej.EchoSpec(batch_size=2), batch=True)
     with pytest.raises(ValueError, match="items of one structure"):
         next(echo)

@@ -102,16 +102,10 @@ def echo(
 ) -> EchoDataset:
     """Repeats the elements of a Grain dataset or data loader as a spec says.
 
-    Args:
-      dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`.
-        A `grain.MapDataset` becomes a dataset with ``to_iter_dataset()``, after which
-        no element can be read by its index.
-      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-      batch: Whether to stack ``spec.batch_size`` uses into one element. For a dataset
-        of batches use `echo_batches`.
-      drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of element and `echo_jax.UseInfo`.
-      prefetch: As in `echo_jax.echo`.
+    ``dataset`` is the stages before the echo, and elements are its items. A
+    `grain.MapDataset` becomes such a dataset with ``to_iter_dataset()``, after which no
+    element can be read by its index. The other arguments and errors are those of
+    `echo_jax.echo`. For a dataset of batches use `echo_batches`.
 
     Returns:
       A dataset whose iterator's state is plain data and the parent's state, which
@@ -120,8 +114,6 @@ def echo(
 
     Raises:
       TypeError: The dataset is neither a `grain.IterDataset` nor a `grain.DataLoader`.
-      ValueError: The spec is impossible, such as a buffer that is too small for
-        ``spread`` without twins (two uses of an item in one batch).
 
     Example:
       >>> from echo_jax import EchoSpec

@@ -22,9 +22,7 @@ def echo(
 ) -> Callable[[Any], Any]:
     """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
-    The sequence of uses is that of the host, and the same in every iteration. The
-    dataset may also begin at the state of a `Plan` of the same spec. The items in use
-    are then read again, as many as on the host.
+    The sequence of uses is that of the host, and the same in every iteration.
 
     ``consecutive`` reads elements on demand. The other orders read chunks of elements:
     first ``batch_size``, then twice as many each time, up to ``buffer / factor``.
@@ -42,9 +40,9 @@ def echo(
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.UseInfo`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
-      state: The state of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec, from its
-        ``get_state``; the uses after it follow. The dataset then begins with item
-        ``state["anchor"]``.
+      state: The state of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec. The
+        uses after it follow, of a dataset that begins with item ``state["anchor"]``:
+        the items in use are read again, as on the host.
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises

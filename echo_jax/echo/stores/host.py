@@ -15,12 +15,10 @@ import numpy as np
 
 from echo_jax.echo.source import Element
 from echo_jax.echo.stores.leaves import (
-    NUMBERS,
     ReuseGuard,
     as_array,
-    check_leaf,
     frozen,
-    is_plain,
+    private,
     read_only,
     view,
 )
@@ -52,14 +50,16 @@ class ItemStore:
     in_bulk = False
 
     def prepare(self, values: list[Any]) -> list[Element]:
-        """Returns copies of items; raises ValueError if an item cannot be kept."""
+        """Returns a copy of an item; raises ValueError if it cannot be kept."""
+        (item,) = values
         if not self._copies:
-            return [(tree_map(read_only, item), 0, 1) for item in values]
-        for item in values:
-            if not is_plain(item):
-                for path, leaf in flatten(item):
-                    check_leaf(path, leaf)
-        return [(tree_map(frozen, item), 0, 1) for item in values]
+            return [(tree_map(read_only, item), 0, 1)]
+        try:
+            return [(tree_map(frozen, item), 0, 1)]
+        except ValueError:
+            for path, leaf in flatten(item):
+                private(path, leaf)  # Raises the error with the path.
+            raise
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         items = self._items
@@ -82,23 +82,17 @@ class ItemStore:
         self._items = [None] * len(self._items)
 
 
+# Many leaves of at most so many bytes are joined and then written at once. That copies
+# them twice, but costs no Python for each leaf.
+_SMALL = 4096
+
+
 class _Leaf(NamedTuple):
-    """The required shape and dtype of a leaf; ``key`` is its key in a flat dict."""
+    """The path of a leaf, and its slots, which have the required shape and dtype."""
 
     path: str
-    key: Any
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def is_small(self) -> bool:
-        """Whether many such leaves are joined and then written at once."""
-        # Joining copies them twice, but costs no Python for each leaf.
-        size = math.prod(self.shape) * self.dtype.itemsize
-        return bool(self.shape) and size <= _SMALL
-
-
-_SMALL = 4096  # bytes
+    slots: np.ndarray
+    is_small: bool
 
 
 class RingStore:
@@ -115,12 +109,7 @@ class RingStore:
         self.rows_of_first = 0  # of stacked items, once they are known
         self._guard = ReuseGuard()
         self._structure: Structure | None = None
-        # The description of each leaf, and the array of its slots.
         self._leaves: list[_Leaf] = []
-        self._arrays: list[np.ndarray] = []
-        self._are_small: list[bool] = []
-        # Whether items are dicts of arrays, the most common kind.
-        self._flat = False
 
     @property
     def in_bulk(self) -> bool:
@@ -131,16 +120,26 @@ class RingStore:
 
     def prepare(self, values: list[Any]) -> list[Element]:
         """Checks items, or a stack of items, and returns their leaves in columns."""
-        # A `write` of accepted items fails only for lack of memory.
-        if self._stacked:
-            (stack,) = values
-            columns, rows = self._accept_stack(stack)
-        else:
-            columns, rows = self._flat_columns(values), len(values)
-            if columns is None:
-                leaves = [self._accept(0, item) for item in values]
-                columns = [list(column) for column in zip(*leaves, strict=True)]
-        return [(self._guard.watch(columns), 0, rows)]
+        # A `write` of accepted items fails only for lack of memory. Each step checks
+        # all items together, which takes a tenth of the time.
+        if self._structure is None:
+            self._lay_out(values[0])
+        assert self._structure is not None
+        columns = self._structure.columns(values)
+        if columns is None:
+            self._refuse_structure(values)
+        lead, rows, accepted = (), len(values), []
+        for (path, slots, _), column in zip(self._leaves, columns, strict=True):
+            if {*map(type, column)} != _ARRAYS:
+                column = [as_array(path, x) for x in column]
+            if self._stacked:
+                (rows,) = lead = lead or _first_axis(column)
+            shapes, dtypes = list(map(_shape, column)), list(map(_dtype, column))
+            alike = shapes.count(lead + slots.shape[1:]), dtypes.count(slots.dtype)
+            if alike != (len(column), len(column)):
+                self._refuse_leaf(path, slots, column, columns)
+            accepted.append(column[0] if self._stacked else column)
+        return [(self._guard.watch(accepted), 0, rows)]
 
     def write(
         self, slots: np.ndarray, taken: list[Element], *, again: bool = False
@@ -160,132 +159,55 @@ class RingStore:
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
         self.write(slots, taken, again=True)
 
-    def _put(self, slots: np.ndarray, columns: list[Any]) -> None:
-        for is_small, array, column in zip(
-            self._are_small, self._arrays, columns, strict=True
-        ):
+    def _put(self, rows: np.ndarray, columns: list[Any]) -> None:
+        for (_, slots, is_small), column in zip(self._leaves, columns, strict=True):
             if type(column) is not list:
-                array[slots] = column
+                slots[rows] = column
             elif is_small and column:
                 joined = np.concatenate(column)
-                array[slots] = joined.reshape(len(column), *array.shape[1:])
+                slots[rows] = joined.reshape(len(column), *slots.shape[1:])
             else:
-                for slot, leaf in zip(slots.tolist(), column, strict=True):
-                    array[slot] = leaf
+                for row, leaf in zip(rows.tolist(), column, strict=True):
+                    slots[row] = leaf
 
     def clear(self) -> None:
         """Keeps the memory of the slots."""
 
-    def read(self, slots: np.ndarray) -> Any:
+    def read(self, rows: np.ndarray) -> Any:
         """Returns the items in some slots, stacked along a new first axis."""
-        if self._flat:
-            pairs = zip(self._leaves, self._arrays)  # noqa: B905
-            return {leaf.key: array.take(slots, axis=0) for leaf, array in pairs}
         assert self._structure is not None
         return self._structure.build(
-            array.take(slots, axis=0) for array in self._arrays
+            slots.take(rows, 0) for _, slots, _ in self._leaves
         )
-
-    def _flat_columns(
-        self, items: list[Any], lead: tuple[int, ...] = ()
-    ) -> list[list[np.ndarray]] | None:
-        """Returns the columns of dicts of arrays, or None for other items."""
-        # Each step checks all items together, which takes a tenth of the time. The
-        # shapes start with ``lead``.
-        num_items, num_leaves = len(items), len(self._leaves)
-        if not self._flat or list(map(type, items)).count(dict) != num_items:
-            return None
-        if list(map(len, items)).count(num_leaves) != num_items:
-            return None
-        columns = []
-        for _, key, shape, dtype in self._leaves:
-            column = [item.get(key) for item in items]
-            kinds = set(map(type, column))
-            if kinds != _ARRAYS:
-                if not kinds <= _ARRAYS | NUMBERS:
-                    return None
-                column = list(map(np.asarray, column))
-            if list(map(_shape, column)).count(lead + shape) != num_items:
-                return None
-            if list(map(_dtype, column)).count(dtype) != num_items:
-                return None
-            columns.append(column)
-        return columns
-
-    def _accept_stack(self, tree: Any) -> tuple[list[np.ndarray], int]:
-        """Returns the leaves of stacked items, and the number of items."""
-        if self._leaves and type(tree) is dict:
-            first = tree.get(self._leaves[0].key)
-            if type(first) is np.ndarray and first.shape:
-                columns = self._flat_columns([tree], first.shape[:1])
-                if columns is not None:
-                    return [column[0] for column in columns], len(first)
-        lengths = {as_array(path, leaf).shape[:1] for path, leaf in flatten(tree)}
-        if len(lengths) != 1 or lengths == {()}:
-            raise ValueError(
-                "the leaves of a batch must have one first axis in common, got the "
-                f"first axes {sorted(lengths)}. Use ej.echo(items, spec, batch=True) "
-                "if the loader yields single examples."
-            )
-        rows = lengths.pop()[0]
-        columns = self._accept(1, tree)
-        self.rows_of_first = self.rows_of_first or rows
-        return columns, rows
 
     @property
     def seems_stacked(self) -> int:
         """The rows that all leaves of an item share; 0 if it is not a batch."""
         # Items whose leaves all have one axis are mostly sequences.
-        shapes = [leaf.shape for leaf in self._leaves]
+        shapes = [leaf.slots.shape[1:] for leaf in self._leaves]
         rows = {shape[:1] for shape in shapes}
         if len(rows) != 1 or rows == {()} or max(map(len, shapes)) < 2:
             return 0
         (first,) = rows.pop()
         return first if first > 1 else 0
 
-    def _accept(self, lead: int, tree: Any) -> list[np.ndarray]:
-        """Returns the leaves of a tree, with ``lead`` axes before those of an item."""
-        if self._structure is None:
-            leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
-            self._lay_out(lead, leaves, tree)
-        assert self._structure is not None
-        parts = self._structure.leaves(tree)
-        if parts is None:
-            self._refuse_structure(tree)
-        accepted = []
-        for first, part in zip(self._leaves, parts, strict=True):
-            array = as_array(first.path, part)
-            if array.shape[lead:] != first.shape or array.dtype != first.dtype:
-                raise ValueError(
-                    f"leaf item{first.path} is {array.dtype}"
-                    f"{list(array.shape[lead:])}, the first one was {first.dtype}"
-                    f"{list(first.shape)}; batch=True needs equal shapes and dtypes: "
-                    "pad or resize before the echo, or use batch=False"
-                )
-            accepted.append(array)
-        return accepted
-
-    def _lay_out(
-        self, lead: int, leaves: list[tuple[str, np.ndarray]], tree: Any
-    ) -> None:
-        keys = list(tree) if type(tree) is dict else []
-        flat = len(keys) == len(leaves) and all(
-            path == f"[{key!r}]" for key, (path, _) in zip(keys, leaves, strict=True)
-        )
-        specs, arrays = [], []
-        for i, (path, array) in enumerate(leaves):
-            shape, dtype = array.shape[lead:], array.dtype
-            specs.append(_Leaf(path, keys[i] if flat else None, shape, dtype))
-            arrays.append(np.empty((self._num_slots, *shape), dtype))
-        self._leaves, self._arrays = specs, arrays
-        self._are_small = [leaf.is_small for leaf in specs]
+    def _lay_out(self, tree: Any) -> None:
+        leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
+        if self._stacked:
+            (self.rows_of_first,) = _first_axis([array for _, array in leaves])
+        self._leaves = []
+        for path, array in leaves:
+            shape, dtype = array.shape[self._stacked :], array.dtype
+            is_small = bool(shape) and math.prod(shape) * dtype.itemsize <= _SMALL
+            slots = np.empty((self._num_slots, *shape), dtype)
+            self._leaves.append(_Leaf(path, slots, is_small))
+        # This comes last: after a failure before it, the next item lays them out.
         self._structure = Structure(tree)
-        # This comes last: it turns on the fast path. After a failure before it, the
-        # next item lays out the arrays again.
-        self._flat = flat
 
-    def _refuse_structure(self, tree: Any) -> NoReturn:
-        paths = [path for path, _ in flatten(tree)]
+    def _refuse_structure(self, values: list[Any]) -> NoReturn:
+        assert self._structure is not None
+        bad = next(x for x in values if self._structure.columns([x]) is None)
+        paths = [path for path, _ in flatten(bad)]
         first = [leaf.path for leaf in self._leaves]
         if sorted(paths) != sorted(first):
             raise ValueError(
@@ -299,9 +221,38 @@ class RingStore:
             "structure"
         )
 
+    def _refuse_leaf(
+        self, path: str, slots: np.ndarray, column: list[Any], columns: list[Any]
+    ) -> None:
+        pairs = zip(self._leaves, columns, strict=True)
+        arrays = [as_array(leaf.path, x) for leaf, xs in pairs for x in xs]
+        if self._stacked:
+            _first_axis(arrays)
+        for array in column:
+            shape = array.shape[self._stacked :]
+            if shape != slots.shape[1:] or array.dtype != slots.dtype:
+                raise ValueError(
+                    f"leaf item{path} is {array.dtype}{list(shape)}, the first one was "
+                    f"{slots.dtype}{list(slots.shape[1:])}; batch=True needs equal "
+                    "shapes and dtypes: pad or resize before the echo, or use "
+                    "batch=False"
+                )
 
-_ARRAYS = frozenset((np.ndarray,))
+
+_ARRAYS = {np.ndarray}
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
+
+def _first_axis(leaves: list[np.ndarray]) -> tuple[int, ...]:
+    """Returns the first axis of a batch's leaves."""
+    axes = {leaf.shape[:1] for leaf in leaves}
+    if len(axes) != 1 or axes == {()}:
+        raise ValueError(
+            "the leaves of a batch must have one first axis in common, got the "
+            f"first axes {sorted(axes)}. Use ej.echo(items, spec, batch=True) "
+            "if the loader yields single examples."
+        )
+    return axes.pop()
 
 
 def _picked(column: Any, rows: np.ndarray) -> Any:

@@ -22,10 +22,9 @@ __all__ = [
     "ReuseGuard",
     "as_array",
     "check_foreign",
-    "check_leaf",
     "frozen",
-    "is_plain",
     "of_torch",
+    "private",
     "read_only",
     "view",
 ]
@@ -50,25 +49,15 @@ _FOREIGN = {
 }
 
 
-def is_plain(tree: Any) -> bool:
-    """Returns whether a tree certainly can be kept: a fast check for most trees."""
-    kind = type(tree)
-    if kind is np.ndarray:
-        return not tree.dtype.hasobject
-    if kind is dict:
-        return all(map(is_plain, tree.values()))
-    if kind is list or kind is tuple:
-        return all(map(is_plain, tree))
-    return kind in _CONSTANTS
-
-
-def check_leaf(path: str, leaf: Any) -> None:
-    """Raises ValueError for a leaf that cannot be kept and handed out unchanged."""
+def private(path: str, leaf: Any) -> Any:
+    """Returns a copy that nobody can write into; raises ValueError if it cannot."""
     check_foreign(path, leaf)
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return
+    if _is_array(leaf):
+        leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
+        leaf.setflags(write=False)
+        return leaf
     if _is_immutable(leaf):
-        return
+        return leaf
     if not isinstance(leaf, np.ndarray) and _holds_arrays(leaf, set()):
         raise ValueError(
             f"item{path} is a {_name(leaf)}, a container of arrays that the echo "
@@ -76,12 +65,31 @@ def check_leaf(path: str, leaf: Any) -> None:
             "register_pytree_node and import jax, or give a dict"
         )
     try:
-        copy.deepcopy(leaf)
+        return copy.deepcopy(leaf)
     except Exception as error:
         raise ValueError(
             f"item{path} is a {_name(leaf)}, which cannot be copied, and every use "
             f"of an item is a copy of its own ({error}); leave it out of the items"
         ) from error
+
+
+def frozen(leaf: Any) -> Any:
+    """Returns `private` of a leaf, fast for the common kinds."""
+    if type(leaf) in _CONSTANTS:
+        return leaf
+    if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
+        leaf = leaf.copy("K")
+        leaf.setflags(write=False)
+        return leaf
+    return private("", leaf)
+
+
+def view(leaf: Any) -> Any:
+    """Returns a use of a frozen leaf, without writable memory in common with others."""
+    # A view of a read-only array cannot be made writable again.
+    if _is_array(leaf):
+        return leaf.view()
+    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
 
 
 def check_foreign(path: str, leaf: Any) -> None:
@@ -120,7 +128,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             )
         known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
         if not known and _holds_arrays(leaf, set()):
-            check_leaf(path, leaf)
+            private(path, leaf)
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -153,27 +161,6 @@ def of_torch(path: str, leaf: Any) -> Any:
         ) from error
 
 
-def frozen(leaf: Any) -> Any:
-    """Returns a private copy of a leaf that nobody can write into."""
-    if type(leaf) in _CONSTANTS:
-        return leaf
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
-        leaf.setflags(write=False)
-        return leaf
-    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
-
-
-def view(leaf: Any) -> Any:
-    """Returns a use of a frozen leaf, without writable memory in common with others."""
-    if type(leaf) in _CONSTANTS:
-        return leaf
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        # A view of a read-only array cannot be made writable again.
-        return leaf.view()
-    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
-
-
 def read_only(leaf: Any) -> Any:
     """Returns a leaf protected from writes by mistake, without a copy of its memory."""
     if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
@@ -184,11 +171,17 @@ def read_only(leaf: Any) -> Any:
     return leaf
 
 
+def _is_array(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of any class, without objects in it."""
+    return isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject
+
+
 def _is_immutable(leaf: Any) -> bool:
     # A record is a mutable scalar, and so is an array in it.
-    if isinstance(leaf, np.void):
-        return False
-    return isinstance(leaf, _IMMUTABLE) or _is_jax_array(leaf)
+    if type(leaf) in _CONSTANTS:
+        return True
+    is_scalar = isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)
+    return is_scalar or _is_jax_array(leaf)
 
 
 def _is_jax_array(leaf: Any) -> bool:
@@ -266,7 +259,7 @@ class ReuseGuard:
         found = 0
         parts = (leaf if type(leaf) is list else (leaf,) for leaf in leaves)
         for leaf in chain.from_iterable(parts):
-            if isinstance(leaf, np.ndarray) and leaf.size and not leaf.dtype.hasobject:
+            if _is_array(leaf) and leaf.size:
                 first = leaf.flat[: self._PART]
                 last = leaf.flat[-min(leaf.size, self._PART) :]
                 found = zlib.crc32(last.tobytes(), zlib.crc32(first.tobytes(), found))
