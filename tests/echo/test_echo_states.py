@@ -54,12 +54,12 @@ def test_a_state_with_any_other_value_is_refused_and_changes_nothing(name, optio
         for value in (-2, "1", None, 2.0, True, np.int64(0), 1 << 60):
             if key not in ("end", "uses") or value != 1 << 60:  # It may be as long.
                 with pytest.raises(ValueError, match=refusal):
-                    plan.check_state(state | {key: value})
+                    plan.set_state(state | {key: value})
         with pytest.raises(ValueError, match="give what get_state returned"):
-            plan.check_state({k: v for k, v in state.items() if k != key})
+            plan.set_state({k: v for k, v in state.items() if k != key})
     for other in (None, [3], {}, {"next_item": 3}, state | {"more": 0}):
         with pytest.raises(ValueError, match=r"is not the state of .* give what"):
-            plan.check_state(other)
+            plan.set_state(other)
     assert plan.get_state() == state
     found, expected = (drawn_from(each) for each in (plan, untouched))
     assert np.array_equal(found.fresh_index, expected.fresh_index)
@@ -77,22 +77,24 @@ def test_numbers_that_do_not_fit_together_are_refused(order):
         {"carry": denominator * (rounds_of(SPECS[order]).max_departed + 1)},
         {"end": state["fresh"] - 1},
         {"position": state["uses"] + 1},
+        {"position": state["uses"], "end": state["fresh"]},  # so many never come
         {"repeats": state["uses"] + 1},
         {"round": -1},
         {"uses": state["repeats"] - 1},
     ):
         with pytest.raises(ValueError, match="damaged"):
-            plan.check_state(state | damage)
+            plan.set_state(state | damage)
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("adaptive", {"fresh": 5}, "fresh=5 and pending=0, but its log takes 4 items"),
-        ("adaptive", {"pending": 4}, "pending=4"),
+        ("adaptive", {"fresh": 5}, "'fresh': 5"),
+        ("adaptive", {"fresh": 0}, "'fresh': 0"),
+        ("adaptive", {"pending": 4}, "'pending': 4"),
         ("adaptive", {"log": log(True, False) | {"bits": "?"}}, "decoded"),
-        ("adaptive", {"log": log(False), "fresh": 0}, "takes too few items"),
-        ("adaptive", {"log": log(), "fresh": 0, "pending": 1}, "pending=1"),
+        ("adaptive", {"log": log(False), "fresh": 0}, "'fresh': 0"),
+        ("adaptive", {"log": log(), "fresh": 0, "pending": 1}, "'pending': 1"),
         ("stochastic", {"batches": -1, "fresh": 0}, "it is damaged"),
         ("stochastic", {"batches": 0, "fresh": 0, "pending": 1}, "it is damaged"),
         ("stochastic", {"fresh": 0}, "it is damaged"),
@@ -108,35 +110,31 @@ def test_a_damaged_state_says_what_is_wrong(name, damage, message):
     spec = ej.EchoSpec(2, batch_size=4) if is_fixed else SPECS[name]
     plan = drawn(spec, **(LANES if is_fixed else {}))
     with pytest.raises(ValueError, match=re.escape(message)):
-        plan.check_state(plan.get_state() | damage)
+        plan.set_state(plan.get_state() | damage)
 
 
 def test_one_damaged_lane_is_enough():
     state = drawn(ej.EchoSpec(2, batch_size=4), 3, **LANES).get_state()
     torn = [state["lanes"][0], state["lanes"][1] | {"carry": 99}]
     with pytest.raises(ValueError, match="it is damaged"):
-        drawn(ej.EchoSpec(2, batch_size=4), **LANES).check_state(
-            state | {"lanes": torn}
-        )
+        drawn(ej.EchoSpec(2, batch_size=4), **LANES).set_state(state | {"lanes": torn})
     with pytest.raises(ValueError, match="not of the same place"):
         joined_state([state, {**state, "written": 99}])
 
 
 @pytest.mark.parametrize(
-    ("rows", "damage", "message"),
+    ("rows", "damage"),
     [
-        (1, {"pending": 1}, "pending=1, but its last batch has 1 uses"),
-        (4, {"log": log(True, False, False)}, "takes too few"),
+        (1, {"pending": 1}),
+        (4, {"log": log(True, False, False)}),
         # It is not replayed beyond the first batch that cannot be.
-        (1, {"log": log(True, *[False] * 100_000)}, "takes too few"),
+        (1, {"log": log(True, *[False] * 100_000)}),
     ],
 )
-def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
-    rows, damage, message
-):
+def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(rows, damage):
     plan = drawn(SPECS["adaptive"])
     state = plan.get_state()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="it is damaged"):
         plan.set_state(drawn(SPECS["adaptive"], rows=rows).get_state() | damage)
     assert plan.get_state() == state
     assert plan.decide(4, 0).uses.repeat.tolist() == [[1] * 4]

@@ -42,7 +42,7 @@ class GraphEcho:
     def __post_init__(self):
         self._is_consecutive = isinstance(rounds_of(self.spec), Consecutive)
         if self.state:
-            FixedPlan(self.spec).check_state(self.state)
+            FixedPlan(self.spec).set_state(self.state)
         self._start = self.state or _NEW
 
     @tf.autograph.experimental.do_not_convert

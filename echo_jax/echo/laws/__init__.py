@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.laws.bounds import most_rereads
 from echo_jax.echo.laws.checks import CHECKS, OF_DECISIONS
 from echo_jax.echo.laws.devices import assert_device_laws
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
-from echo_jax.echo.laws.modes import plan_run
+from echo_jax.echo.laws.modes import most_rereads, plan_run
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.lazy import door
 
@@ -54,8 +53,8 @@ def assert_echo_laws(
     7. Agreement: the tags are those of `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``.
-    9. Per-use randomness: `seed_for_use` differs between all uses, also after a
-       restore, and repeats count from 0.
+    9. Per-use randomness: `seed_for_use` differs between all uses, and repeats count
+       from 0.
     10. All or nothing: a read fails once or for good, an item has another shape, or an
         output is interrupted at a line of the echo's code. The echo then continues
         correctly, or refuses every further use until a state is set. A state that it

@@ -14,11 +14,19 @@ import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import sequence
+from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["batches_of", "most_uses", "plan_run", "taken_early", "uses_by_item"]
+__all__ = [
+    "batches_of",
+    "most_rereads",
+    "most_uses",
+    "plan_run",
+    "taken_early",
+    "uses_by_item",
+]
 
 
 def uses_by_item(spec: EchoSpec, num_items: int) -> list[int]:
@@ -70,6 +78,13 @@ def taken_early(spec: AnySpec) -> int:
     """Returns how many items may be taken before the first one is handed out."""
     # Adaptive and stochastic echoes decide batches, and take their items, as a whole.
     return 0 if isinstance(spec, EchoSpec) else spec.batch_size - 1
+
+
+def most_rereads(spec: AnySpec) -> int:
+    """Returns how many items a restore may read again: those still in use."""
+    if isinstance(spec, EchoSpec):
+        return rounds_of(spec).most_rereads()
+    return spec.buffer + taken_early(spec)
 
 
 def plan_run(

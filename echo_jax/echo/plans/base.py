@@ -6,6 +6,7 @@ plan serves every store. Items come in lanes (`echo_jax.echo.plans.lanes`); on t
 there is one lane.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +21,9 @@ __all__ = [
     "Plan",
     "Restored",
     "Uses",
-    "check_state_keys",
+    "check_keys",
+    "check_origin",
+    "damaged",
     "outputs_of",
 ]
 
@@ -111,8 +114,7 @@ class Plan(Protocol):
 
     def need(self, uses: int) -> Need:
         """Returns the rows that must be at hand before the next uses are decided."""
-        # A fixed plan decides before it knows whether the rows come: it needs none.
-        ...
+        return Need()
 
     def decide(self, uses: int, rows: int) -> Decision | None:
         """Decides the next uses of each lane; None after the end."""
@@ -138,7 +140,7 @@ class Plan(Protocol):
 
     def oldest(self) -> int:
         """Returns the oldest row that a restore reads: the anchor or a later one."""
-        ...
+        return self.anchor()
 
     def next_anchor(self, row: int) -> int:
         """Returns the first row from ``row`` on where reading again may begin."""
@@ -149,11 +151,26 @@ class Plan(Protocol):
         ...
 
     def check_state(self, state: Any) -> None:
-        """Raises ValueError for a damaged or foreign state; changes nothing."""
+        """Raises ValueError for a foreign state, or one that asks for endless work."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
-        """Goes to a state that `check_state` accepts."""
+        """Goes to a state; ValueError if it cannot be, which changes nothing."""
+        self.check_state(state)
+        plan = copy.copy(self)
+        try:
+            restored = plan._go_to(state)
+            found = plan.get_state()
+            # The text of a log may differ between builds of zlib.
+            if any(found[key] != state[key] for key in found if key != "log"):
+                raise ValueError(f"it comes back as {found!r:.300}")
+        except (AssertionError, IndexError, ValueError) as error:
+            raise damaged(state) from error
+        vars(self).update(vars(plan))
+        return restored
+
+    def _go_to(self, state: Mapping[str, Any]) -> Restored:
+        """Goes to a state that `check_state` accepts; replaces what it changes."""
         ...
 
 
@@ -198,7 +215,7 @@ def outputs_of(
         at, row = stop, after
 
 
-def check_state_keys(state: Any, keys: set[str], what: str) -> None:
+def check_keys(state: Any, keys: set[str], what: str) -> None:
     """Raises ValueError unless a state has these keys, and integers of at least -1."""
     if not isinstance(state, Mapping) or set(state) != keys:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
@@ -212,3 +229,20 @@ def check_state_keys(state: Any, keys: set[str], what: str) -> None:
                 f"the state of {what} has {key}={state[key]!r:.40}, which must be an "
                 "integer of at least -1; it is damaged"
             )
+
+
+def check_origin(found: int, fingerprint: int, spec: object) -> None:
+    """Raises ValueError unless a state was saved with this fingerprint."""
+    if found != fingerprint:
+        raise ValueError(
+            f"this state was saved with another spec than {spec}, with other options "
+            "(items, lanes, rows of a host batch), or by another version of the "
+            "orders; restore it with what it was saved with"
+        )
+
+
+def damaged(state: Mapping[str, Any]) -> ValueError:
+    return ValueError(
+        f"the numbers of this state do not fit together: {dict(state)!r:.500}; it is "
+        "damaged"
+    )

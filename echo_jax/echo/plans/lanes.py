@@ -8,7 +8,9 @@ batch. A lane is an echo of its own stream of items, with the common schedule an
 of its own.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from echo_jax.echo.keys import seed_for_use
+from echo_jax.echo.orders import ORDERS
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
 
@@ -27,9 +30,6 @@ __all__ = [
     "lanes_are_alike",
     "split_state",
 ]
-
-# Orders that take fresh items at random batches.
-_DRIFTING = ("window_shuffle", "shuffle_buffer")
 
 
 @dataclass(frozen=True)
@@ -115,20 +115,20 @@ def _lane_factor(factor: Any, num_lanes: int) -> Any:
 def lanes_are_alike(spec: AnySpec) -> bool:
     """Returns whether each lane takes fresh items at batches that the spec fixes."""
     if isinstance(spec, EchoSpec):
-        return spec.order not in _DRIFTING
+        return not ORDERS[spec.order].drifts
     return isinstance(spec, StochasticSpec)
 
 
 def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]]:
     """Splits the state of a plan of all lanes into states of ``num_parts`` plans."""
-    parts = [dict(state) for _ in range(num_parts)]
-    for number, part in enumerate(parts):
-        if "lanes" in state:
-            each = len(state["lanes"]) // num_parts
-            part["lanes"] = state["lanes"][number * each : (number + 1) * each]
-        if "repeats" in state:
-            part["repeats"] = state["repeats"] // num_parts
-    return parts
+
+    def part(key: str, value: Any, number: int) -> Any:
+        if key == "lanes":
+            each = len(value) // num_parts
+            return value[number * each : (number + 1) * each]
+        return value // num_parts if key == "repeats" else value
+
+    return [{k: part(k, v, n) for k, v in state.items()} for n in range(num_parts)]
 
 
 def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -139,13 +139,9 @@ def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       {'lanes': ['a', 'b'], 'written': 3}
     """
     joined = dict(states[0])
-    if "lanes" in joined:
-        joined["lanes"] = [lane for state in states for lane in state["lanes"]]
-    if "repeats" in joined:
-        joined["repeats"] = sum(state["repeats"] for state in states)
-    summed = {"lanes", "repeats"}
-    fixed = [{k: v for k, v in s.items() if k not in summed} for s in states]
-    if any(each != fixed[0] for each in fixed):
+    for key in joined.keys() & {"lanes", "repeats"}:
+        joined[key] = functools.reduce(operator.add, [each[key] for each in states])
+    if split_state(joined, len(states)) != [*states]:
         raise ValueError(
             "the states are not of the same place of one echo; give those of all parts "
             "of one checkpoint"

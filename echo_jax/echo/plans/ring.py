@@ -4,22 +4,23 @@ Item i of a lane is in slot i mod ``num_slots``, until item i + ``num_slots`` co
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.plans.base import Restored, Uses, check_state_keys
+from echo_jax.echo.plans.base import Plan, Restored, Uses, check_keys, check_origin
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 
 __all__ = ["RingPlan"]
 
 
-class RingPlan:
+class RingPlan(Plan):
     """The common part of adaptive and stochastic plans: all but their decisions."""
 
     max_batches = 1
+    _state_keys: ClassVar[set[str]]
 
     def __init__(
         self,
@@ -64,9 +65,6 @@ class RingPlan:
         """Returns the first item that came together with the oldest one held."""
         return max(0, self._written - self.num_slots) // self._rows * self._rows
 
-    def oldest(self) -> int:
-        return self.anchor()
-
     def next_anchor(self, row: int) -> int:
         return -(-row // self._rows) * self._rows
 
@@ -89,25 +87,22 @@ class RingPlan:
     def _uses_of(self, items: np.ndarray, repeat: np.ndarray) -> Uses:
         return Uses(self._slots(items), self._lanes.global_index(items), repeat)
 
-    def _restored(self, latest: Uses | None, pending: int) -> Restored:
-        """Returns what a state holds, and the last uses of the latest batch."""
-        left = Uses.none(len(self._lanes.own))
-        if latest is not None and pending:
-            left = latest[:, -pending:]
-        self._latest, self._pending = left.repeat, pending
+    def check_state(self, state: Any) -> None:
+        check_keys(state, self._state_keys, f"an echo of {type(self._spec).__name__}")
+        check_origin(state["plan"], self._fingerprint, self._spec)
+
+    def _go_to(self, state: Mapping[str, Any]) -> Restored:
+        self._start()
+        latest = self._decide_again(state)
+        # At least one use of the latest batch was handed out.
+        left = latest[:, max(1, latest.size - state["pending"]) :]
+        self._latest, self._pending = left.repeat, left.size
         # ``num_slots`` stands for items that are not held any more.
         first = self.anchor()
         slots = self._slots_from(first)
         slots[:, : max(0, self._written - self.num_slots) - first] = self.num_slots
         return Restored(first, slots, left)
 
-    def _check(self, state: Any, keys: set[str], what: str) -> Mapping[str, Any]:
-        """Returns a state that has these keys and is of this plan."""
-        check_state_keys(state, keys, what)
-        if state["plan"] != self._fingerprint:
-            raise ValueError(
-                f"this state was saved with another spec than {self._spec}, or with "
-                "other options (items, lanes, rows of a host batch); restore "
-                "it with what it was saved with"
-            )
-        return state
+    def _decide_again(self, state: Mapping[str, Any]) -> Uses:
+        """Makes the batches of a state again from the start; returns the last one."""
+        raise NotImplementedError

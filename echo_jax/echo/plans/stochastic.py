@@ -23,7 +23,7 @@ import numpy as np
 
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint, mix, sequence
-from echo_jax.echo.plans.base import Decision, Need, Restored
+from echo_jax.echo.plans.base import Decision, Need, Uses, damaged
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
@@ -32,7 +32,6 @@ __all__ = ["StochasticPlan", "decide_fetches"]
 
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
-_STATE_KEYS = {"batches", "fresh", "pending", "plan", "repeats"}
 _LOAD, _REUSE = 0, 1  # the purposes of randomness
 _BLOCK, _SPAN = 1024, 1 << 16  # batches whose fetches are decided at once
 # Ten years at one batch a second. A restore decides all of them again.
@@ -40,7 +39,7 @@ _MAX_BATCHES = 1 << 28
 
 
 class StochasticPlan(RingPlan):
-    """The plan of a stochastic echo; a `Plan`.
+    """The plan of a stochastic echo.
 
     Example:
       >>> fetch = FetchSchedule(start=0.5, end=0.5)
@@ -54,6 +53,7 @@ class StochasticPlan(RingPlan):
     """
 
     _spec: StochasticSpec
+    _state_keys = {"batches", "fresh", "pending", "plan", "repeats"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -89,9 +89,12 @@ class StochasticPlan(RingPlan):
             ),
         )
         self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
-        self._batches = self._fetched = 0
-        self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
+
+    def _start(self) -> None:
+        super()._start()
+        self._batches = self._fetched = 0
+        self._uses = np.zeros((len(self._lanes.own), self.num_slots), np.int32)
 
     def need(self, uses: int) -> Need:
         batches = -(-uses // self.batch)
@@ -126,33 +129,19 @@ class StochasticPlan(RingPlan):
         }
 
     def check_state(self, state: Any) -> None:
-        self._check(state, _STATE_KEYS, "a stochastic echo")
-        batches, fresh, pending = (state[k] for k in ("batches", "fresh", "pending"))
-        fits = 0 <= batches <= _MAX_BATCHES
-        if fits:
-            fetching = self._loading(batches, fresh)
-            fetched = min(fetching.size * self.batch, fresh)
-            ahead = fresh - fetching.size * self.batch
-            reused = (batches - fetching.size) * min(self.batch, fetched)
-            latest = min(self.batch, fetched)
-            if fetching.size and fetching[-1] == batches - 1:
-                latest = fetched - (fetching.size - 1) * self.batch
-            fits = (
-                -self.batch < ahead <= self.max_batches * self.batch
-                and 0 <= pending < max(1, latest)
-                and state["repeats"] == reused * len(self._lanes.own)
-            )
-        if not fits:
-            raise ValueError(
-                f"the numbers of this state do not fit together: {dict(state)}; it is "
-                "damaged"
-            )
+        super().check_state(state)
+        batches, fresh = state["batches"], state["fresh"]
+        if 0 <= batches <= _MAX_BATCHES:
+            ahead = fresh - self._loading(batches, fresh).size * self.batch
+            if -self.batch < ahead <= self.max_batches * self.batch:
+                return
+        raise damaged(state)
 
-    def set_state(self, state: Mapping[str, Any]) -> Restored:
+    def _decide_again(self, state: Mapping[str, Any]) -> Uses:
         # All fetches are decided again, about 50 ms for a million batches. The batches
         # since the oldest item in the buffer are made again, about 0.1 ms each for 1024
         # items.
-        fresh = state["fresh"]
+        lanes, fresh = len(self._lanes.own), state["fresh"]
         fetching = self._loading(state["batches"], fresh)
         fetched = min(fetching.size * self.batch, fresh)
         oldest = max(0, fetched - self._memory) // self.batch
@@ -161,11 +150,10 @@ class StochasticPlan(RingPlan):
         latest = None
         while self._batches < state["batches"]:
             latest = self._advance(fresh)
-        self._written, self._left = fresh, None
-        self._repeats = state["repeats"]
-        self._used = self._repeats + fetched * len(self._lanes.own)
-        uses = None if latest is None else self._uses_of(*latest)
-        return self._restored(uses, state["pending"])
+        self._written = fresh
+        reused = (state["batches"] - fetching.size) * min(self.batch, fetched)
+        self._repeats, self._used = reused * lanes, (reused + fetched) * lanes
+        return Uses.none(lanes) if latest is None else self._uses_of(*latest)
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:
         """Returns which of the first ``batches`` are fetched, ``int64[n]``."""
