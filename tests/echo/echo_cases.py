@@ -83,6 +83,38 @@ class Stacked:
             raise
 
 
+class Fetched:
+    """An echo on a device, whose batches are fetched by code that no signal stops."""
+
+    def __init__(self, upstream, spec, prefetch=0, lanes=1):
+        # Items of a fixed echo are read one by one, as on the host.
+        size = lanes if isinstance(spec, ej.EchoSpec) else spec.batch_size
+        options = {"mesh": mesh_of(1), "prefetch": prefetch, "num_lanes": lanes}
+        batches = Stacked(upstream, size)
+        self.echo = ej.device.echo_batches(batches, spec, tags=True, **options)
+        self.outputs = map(jax.device_get, self.echo)
+
+    def __getattr__(self, name):
+        return getattr(self.echo, name)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.outputs)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.echo.close()
+
+
+def item_of(index):
+    """An item of types that a device has."""
+    return {"index": np.int32(index), "payload": np.arange(4, dtype=np.uint8) + index}
+
+
 # Other modes than the fixed one; their seeds show every kind of batch in few items.
 LOAD = ej.FetchSchedule(start=0.4, end=0.4)
 MODES = {

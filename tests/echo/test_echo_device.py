@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from echo_cases import MODES, ORDERS, Stacked, mesh_of, spec_of
+from echo_cases import MODES, ORDERS, Fetched, item_of, mesh_of, spec_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import echo_jax as ej
@@ -40,38 +40,6 @@ class Chunks(CountingUpstream):
         index = np.arange(first, first + self.rows, dtype=np.int32)
         pixels = np.repeat(index[:, None], 5, axis=1).astype(np.uint8)
         return {"index": index, "pixels": pixels}
-
-
-class Fetched:
-    """An echo on one device whose batches are fetched by code that no signal stops."""
-
-    def __init__(self, upstream, spec, prefetch=0):
-        # Items of a fixed echo are read one by one, as on the host.
-        size = 1 if isinstance(spec, ej.EchoSpec) else spec.batch_size
-        self.echo = ej.device.echo_batches(
-            Stacked(upstream, size), spec, mesh=mesh_of(1), prefetch=prefetch, tags=True
-        )
-        self.outputs = map(jax.device_get, self.echo)
-
-    def __getattr__(self, name):
-        return getattr(self.echo, name)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self.outputs)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.echo.close()
-
-
-def item_of(index):
-    """An item of types that a device has."""
-    return {"index": np.int32(index), "payload": np.arange(4, dtype=np.uint8) + index}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_numbers_that_do_not_fit_together_are_refused(order):
         ("stochastic", {"repeats": 1}, "it is damaged"),
         ("lanes", {"lanes": []}, "has 0 lanes, this echo has 2"),
         ("lanes", {"lanes": [{}, {}]}, "is not the state of an echo plan"),
-        ("lanes", {"written": -1}, "written=-1 and fresh="),
+        ("lanes", {"written": -1}, "'written': -1"),
     ],
 )
 def test_a_damaged_state_says_what_is_wrong(name, damage, message):

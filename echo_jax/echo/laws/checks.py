@@ -68,14 +68,10 @@ def _identity(trial: Trial, _: Record) -> None:
     record = trial.record()
     upstream = [Use(index, 0, bits) for index, bits in enumerate(trial.contents())]
     trial.compare(2, f"at {what}", upstream, record.uses)
-    emitted = 0
-    for number, reads, uses in record.steps():
-        emitted += len(uses)
-        if not emitted <= reads <= emitted + trial.read_ahead + taken_early(spec):
-            trial.fail(2, f"after {number} outputs", f"{emitted} reads", reads)
+    _economy(trial, record, law=2)
 
 
-def _economy(trial: Trial, record: Record) -> None:
+def _economy(trial: Trial, record: Record, law: int = 3) -> None:
     """Law 3: the outputs and the buffer bound the reads."""
     spec, newest, used_up = trial.spec, -1, 0
     is_fixed = isinstance(spec, EchoSpec)
@@ -93,7 +89,7 @@ def _economy(trial: Trial, record: Record) -> None:
             most = min(used_up + spec.buffer, math.inf if at_end else most)
         if reads > most + trial.read_ahead:
             expected = f"at most {most + trial.read_ahead} upstream reads"
-            trial.fail(3, f"after {number} outputs", expected, reads)
+            trial.fail(law, f"after {number} outputs", expected, reads)
 
 
 def _restore_anywhere(trial: Trial, record: Record) -> None:

@@ -124,7 +124,6 @@ def all_or_nothing(trial: Trial, record: Record) -> None:
     for at in {0, last // 2, last}:
         died = _failing({at}, dies=True)
         attempts("after the upstream died", died, refusal_ends=True)
-    for at in {0, last // 2, last}:
         _refuse_an_item(trial, record, at)
     for number in range(_NUM_RUNS):
         fault = functools.partial(_interruption, random.Random(number))

@@ -43,6 +43,7 @@ def make_plan(
     shape: dict[str, Any] = {"lanes": lanes, "options": options}
     if isinstance(spec, AdaptiveSpec):
         return AdaptivePlan(spec, **shape)
+    shape["max_batches"] = max_batches
     if isinstance(spec, StochasticSpec):
-        return StochasticPlan(spec, max_batches=max_batches, **shape)
-    return FixedPlan(spec, max_batches=max_batches, **shape)
+        return StochasticPlan(spec, **shape)
+    return FixedPlan(spec, **shape)

@@ -2,30 +2,22 @@
 
 For every batch, take fresh items if they are ready. Then use the items below `max_uses`
 that were unused for longest. Wait only if these are too few for a batch. The plan needs
-no knowledge of the rates.
+no knowledge of the rates. The longest unused items are repeated, because the value of a
+repeat follows its lag (Choi et al. 2019, figure 7), and because the newest ones would
+run out earlier when storage stalls (docs/design.md).
 
-The longest unused items are repeated, because the value of a repeat follows its lag
-(Choi et al. 2019, figure 7). When storage stalls, items take turns until each was used
-``max_uses`` times. If the least used items came first, the newest ones would be
-repeated, and in a stall items would run out earlier (docs/design.md).
-
-The buffer of each lane is a ring of its last items. Fresh items are used first, in
-their order. The plan asks for more only if fewer unused items are waiting than the next
-batch uses, so no item is lost unused. Repeats are chosen at random among the longest
-unused items. The cost of a batch does not grow with the buffer.
+Fresh items are used first, in their order. The plan asks for more only if fewer unused
+items are waiting than the next batch uses, so no item is lost unused. Repeats are
+chosen at random among the longest unused items. The cost of a batch does not grow with
+the buffer.
 
 With ``min_uses`` above 1, fresh items are optional only if the items that were used
 have had so many uses on average, and each that would give way has had them itself.
-Items that give way next are repeated before the longest unused ones. So while data is
-always ready, every item is used ``min_uses`` times, as far apart as the buffer allows.
+Items that give way next are repeated before the longest unused ones.
 
 A log records with one bit per batch whether fresh items were taken before it. The
-sequence of uses is a function of the spec, the log, and the end of the upstream. With
-``replay``, the plan repeats the decisions of a log and records them again; after the
-end of the log it decides by the ready items.
-
-After the end of the upstream, batches go on until all items are at `max_uses`. A batch
-is smaller if fewer items are left.
+sequence of uses is a function of the spec, the log, and the end of the upstream. After
+that end, batches go on until all items are at `max_uses`.
 """
 
 import functools
@@ -36,9 +28,8 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog, Recorder
-from echo_jax.echo.keys import fingerprint, mix, sequence
+from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.base import Decision, Need, Uses
-from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import AdaptiveSpec
 
@@ -51,39 +42,19 @@ _NONE = np.zeros(0, np.int32)
 
 
 class AdaptivePlan(RingPlan):
-    """The plan of an adaptive echo.
-
-    Example:
-      >>> plan = AdaptivePlan(AdaptiveSpec(max_uses=2, buffer=8, batch_size=2))
-      >>> plan.need(2), plan.decide(2, rows=2).uses.fresh_index.tolist()
-      (Need(must=2, may=0), [[0, 1]])
-      >>> plan.need(2)  # fresh items are optional: the buffer has enough
-      Need(must=0, may=2)
-      >>> plan.decide(2, rows=0).uses.repeat.tolist(), plan.need(2)
-      ([[1, 1]], Need(must=2, may=0))
-      >>> list(plan.log)
-      [True, False]
-    """
+    """The plan of an adaptive echo."""
 
     _spec: AdaptiveSpec
     _state_keys = {"fresh", "log", "pending", "plan"}  # noqa: RUF012
 
-    def __init__(
-        self,
-        spec: AdaptiveSpec,
-        *,
-        lanes: Lanes | None = None,
-        options: tuple[object, ...] = (),
-    ):
-        lanes = lanes or Lanes(spec.batch_size)
-        lanes.check(batch_size=spec.batch_size)
+    def _origin(self) -> tuple[object, ...]:
+        spec, lanes, batch = self._spec, self._lanes, self.batch
         if lanes.host_batch < spec.batch_size:
             raise ValueError(
                 f"an adaptive echo of batch_size={spec.batch_size} needs host batches "
                 f"that serve a batch, and these have {lanes.host_batch} examples; use "
                 "larger ones, or a smaller batch_size"
             )
-        batch = spec.batch_size // lanes.count
         waiting = batch - math.gcd(batch, lanes.rows)
         if spec.min_uses > 1 and waiting:
             waiting = lanes.rows  # Some of them may lack uses that fill no batch.
@@ -93,19 +64,10 @@ class AdaptivePlan(RingPlan):
                 f"buffer={spec.buffer} is too small to use every fresh item before it "
                 f"gives way; use at least {least}"
             )
-        self._replay = spec.replay or DecisionLog()
-        if spec.min_uses > 1:  # Plans of earlier versions have none.
-            options = ("min_uses", spec.min_uses, *options)
         sizes = (spec.buffer, spec.batch_size, lanes.host_batch, lanes.count)
-        super().__init__(
-            spec,
-            lanes,
-            num_slots=spec.buffer // lanes.count,
-            rows=lanes.rows,
-            fingerprint=fingerprint(
-                _SEQUENCE_VERSION, *sizes, spec.max_uses, spec.seed, *options
-            ),
-        )
+        # Plans of earlier versions have no bound from below.
+        least_uses = ("min_uses", spec.min_uses) if spec.min_uses > 1 else ()
+        return (_SEQUENCE_VERSION, *sizes, spec.max_uses, spec.seed, *least_uses)
 
     def _start(self) -> None:
         super()._start()
@@ -114,7 +76,7 @@ class AdaptivePlan(RingPlan):
             _LeastRecentlyUsed(spec, self.num_slots, rows, sequence(spec.seed, lane))
             for lane in self._lanes.own
         ]
-        self._recorder = Recorder()
+        self._replay, self._recorder = spec.replay or DecisionLog(), Recorder()
 
     @property
     def log(self) -> DecisionLog:

@@ -189,25 +189,25 @@ def outputs_of(
       The slots of the rows that are written before an output, ``int32[G, r]``, and the
       uses of the output, fewer of them at the end.
     """
-    decision, at, ended = None, 0, False
+    decision, at = None, 0
     first = row = plan.row
     while True:
         if decision is None or at + uses > decision.uses.size:
             first, (must, may) = row, plan.need(uses)
             rows = must or (may if may and ready() else 0)
-            if row + rows > total and not ended:
+            if row + rows > total:
                 plan.end(total - row)
                 must, may = plan.need(uses)
-                rows, ended = must or may, True
+                rows = must or may
             decision, at = plan.decide(uses, rows), 0
             if decision is None:
                 return
         stop = min(at + uses, decision.uses.size)
         after = max(row, decision.rows_for(at, stop))
-        if after > total and not ended:
+        if after > total:
             plan.settle(at, row)
             plan.end(total - row)
-            decision, ended = None, True
+            decision = None
             continue
         slots = decision.slots[:, row - first : after - first]
         plan.settle(stop, after)

@@ -159,10 +159,7 @@ class FixedPlan(Plan):
         for plan, saved in zip(self._plans, lanes, strict=True):
             plan.check_state(saved)
             if not 0 <= state["written"] - saved["fresh"] <= self.num_slots:
-                raise ValueError(
-                    f"this state has written={state['written']} and fresh="
-                    f"{saved['fresh']}, which do not fit together; it is damaged"
-                )
+                raise damaged(state)
         return None
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:

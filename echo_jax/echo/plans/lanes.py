@@ -36,20 +36,15 @@ __all__ = [
 class Lanes:
     """The number of lanes, and the size of the host batches that come in.
 
-    Attributes:
-      host_batch: Fresh items that come together over all lanes, U.
-      count: Number of lanes, G; divides ``host_batch``.
-      own: The lanes that are decided here; all by default.
-
     Example:
       >>> lanes = Lanes(host_batch=4, count=2)
       >>> lanes.rows, lanes.global_index(np.array([[0, 1, 2], [0, 1, 2]])).tolist()
       (2, [[0, 1, 4], [2, 3, 6]])
     """
 
-    host_batch: int = 1
-    count: int = 1
-    own: Sequence[int] = field(default=range(0))
+    host_batch: int = 1  # fresh items that come together over all lanes, U
+    count: int = 1  # lanes, G; divides ``host_batch``
+    own: Sequence[int] = field(default=range(0))  # decided here; all by default
 
     def __post_init__(self):
         if self.count < 1:

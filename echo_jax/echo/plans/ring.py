@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from echo_jax.echo.counts import Counts
+from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.plans.base import Plan, Restored, Uses, check_keys, check_origin
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
@@ -19,23 +20,30 @@ __all__ = ["RingPlan"]
 class RingPlan(Plan):
     """The common part of adaptive and stochastic plans: all but their decisions."""
 
-    max_batches = 1
     _state_keys: ClassVar[set[str]]
 
     def __init__(
         self,
         spec: AdaptiveSpec | StochasticSpec,
-        lanes: Lanes,
         *,
-        num_slots: int,
-        rows: int,
-        fingerprint: int,
+        lanes: Lanes | None = None,
+        max_batches: int = 1,
+        options: tuple[object, ...] = (),
     ):
-        # ``rows`` fresh items come together in a lane.
-        self._spec, self._lanes, self._fingerprint = spec, lanes, fingerprint
-        self.batch = spec.batch_size // lanes.count
-        self.num_slots, self._rows = num_slots, rows
+        # ``options`` shape the sequence, too.
+        self._spec, self._lanes = spec, lanes or Lanes(spec.batch_size)
+        self._lanes.check(batch_size=spec.batch_size)
+        self.batch = spec.batch_size // self._lanes.count
+        self.max_batches = max_batches
+        # Items of a lane that may be used again.
+        self._memory = spec.buffer // self._lanes.count
+        self.num_slots = self._memory + (max_batches - 1) * self.batch
+        self._fingerprint = fingerprint(*self._origin(), *options)
         self._start()
+
+    def _origin(self) -> tuple[object, ...]:
+        """Returns what decides the sequence; ValueError for what cannot be."""
+        raise NotImplementedError
 
     def _start(self) -> None:
         self._written = 0  # items of a lane
@@ -62,11 +70,15 @@ class RingPlan(Plan):
         self._left = rows
 
     def anchor(self) -> int:
-        """Returns the first item that came together with the oldest one held."""
-        return max(0, self._written - self.num_slots) // self._rows * self._rows
+        # The first item that came together with the oldest one held.
+        return (
+            max(0, self._written - self.num_slots)
+            // self._lanes.rows
+            * self._lanes.rows
+        )
 
     def next_anchor(self, row: int) -> int:
-        return -(-row // self._rows) * self._rows
+        return -(-row // self._lanes.rows) * self._lanes.rows
 
     def _take(self, rows: int) -> np.ndarray:
         """Takes in rows; returns their slots, ``int32[G, n]``."""

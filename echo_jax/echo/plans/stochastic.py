@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.fetch_schedule import FetchSchedule
-from echo_jax.echo.keys import fingerprint, mix, sequence
+from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.base import Decision, Need, Uses, damaged
-from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
 
@@ -39,32 +38,13 @@ _MAX_BATCHES = 1 << 28
 
 
 class StochasticPlan(RingPlan):
-    """The plan of a stochastic echo.
-
-    Example:
-      >>> fetch = FetchSchedule(start=0.5, end=0.5)
-      >>> plan = StochasticPlan(StochasticSpec(fetch, buffer=4, batch_size=2, seed=1))
-      >>> for _ in range(4):
-      ...     print(plan.decide(2, plan.need(2).must).uses.fresh_index.tolist())
-      [[0, 1]]
-      [[1, 0]]
-      [[2, 3]]
-      [[0, 3]]
-    """
+    """The plan of a stochastic echo."""
 
     _spec: StochasticSpec
     _state_keys = {"batches", "fresh", "pending", "plan", "repeats"}  # noqa: RUF012
 
-    def __init__(
-        self,
-        spec: StochasticSpec,
-        *,
-        lanes: Lanes | None = None,
-        max_batches: int = 1,
-        options: tuple[object, ...] = (),
-    ):
-        lanes = lanes or Lanes(spec.batch_size)
-        lanes.check(batch_size=spec.batch_size)
+    def _origin(self) -> tuple[object, ...]:
+        spec, lanes = self._spec, self._lanes
         if lanes.host_batch != spec.batch_size:
             raise ValueError(
                 f"host batches of {lanes.host_batch} examples do not fit a stochastic "
@@ -76,25 +56,16 @@ class StochasticPlan(RingPlan):
                 f"buffer={spec.buffer} holds less than a batch; use at least "
                 f"{spec.batch_size}"
             )
-        batch, self._memory = spec.batch_size // lanes.count, spec.buffer // lanes.count
-        self.max_batches = max_batches
         sizes = (spec.buffer, spec.batch_size, lanes.count)
-        super().__init__(
-            spec,
-            lanes,
-            num_slots=self._memory + (max_batches - 1) * batch,
-            rows=batch,
-            fingerprint=fingerprint(
-                _SEQUENCE_VERSION, astuple(spec.fetch), *sizes, spec.seed, *options
-            ),
-        )
-        self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
-        self._decided_from, self._decided = 0, np.zeros(0, bool)
+        return (_SEQUENCE_VERSION, astuple(spec.fetch), *sizes, spec.seed)
 
     def _start(self) -> None:
         super()._start()
         self._batches = self._fetched = 0
-        self._uses = np.zeros((len(self._lanes.own), self.num_slots), np.int32)
+        own, seed = self._lanes.own, self._spec.seed
+        self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in own]
+        self._uses = np.zeros((len(own), self.num_slots), np.int32)
+        self._decided_from, self._decided = 0, np.zeros(0, bool)
 
     def need(self, uses: int) -> Need:
         batches = -(-uses // self.batch)
