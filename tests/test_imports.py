@@ -64,13 +64,11 @@ ALLOWED_OUTSIDE = {
 # The modules of `echo` whose name begins so know one backend, and never another.
 BACKENDS = {
     "echo.adapters.grain": "grain",
-    "echo.adapters.tensorflow_extra": "tensorflow",
     "echo.adapters.tfdata": "tensorflow",
     "echo.device": "jax",
     "echo.processes": "jax",
     "echo.laws.devices": "jax",
     "echo.stores.device": "jax",
-    "echo.stores.host_batch": "jax",
     "echo.stores.slot_layout": "jax",
 }
 

@@ -1,11 +1,13 @@
 """Finds items that are not finite when they enter, before their first use.
 
 One NaN makes the loss of every batch that contains it NaN, and an echo would repeat it.
+`BadItems` remembers the bad items of a stream until their replacements count.
 """
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,15 @@ from echo_jax.echo.source import is_resumable
 from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
 
-__all__ = ["BadItemError", "FiniteIterator", "check_finite", "is_finite", "what_is_bad"]
+__all__ = [
+    "BadItem",
+    "BadItemError",
+    "BadItems",
+    "FiniteIterator",
+    "check_finite",
+    "is_finite",
+    "what_is_bad",
+]
 
 _STATE_KEYS = {"skipped", "taken", "upstream"}
 
@@ -91,12 +101,10 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 class FiniteIterator(Iterator[Any]):
-    """The iterator that `check_finite` returns.
+    """The iterator that `check_finite` returns, with its counts of items."""
 
-    Attributes:
-      taken: Items taken from the upstream, skipped ones included.
-      skipped: Items that were not finite.
-    """
+    taken: int  # items taken from the upstream, skipped ones included
+    skipped: int  # items that were not finite
 
     def __init__(self, iterator: Any, max_bad: int):
         self.taken = self.skipped = 0
@@ -147,8 +155,7 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
     ``config.data.check_finite``.
 
     Args:
-      iterable: Yields pytrees. The result has ``get_state`` and ``set_state`` if its
-        iterator has both, or if it has ``state_dict`` and ``load_state_dict``.
+      iterable: Yields pytrees. The result has a state if that of `echo_jax.echo` has.
       max_bad: The number of items that are not finite that may be skipped; the next one
         is an error.
 
@@ -165,3 +172,45 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
       ([1.0, 1.0, 2.0, 2.0], 1)
     """
     return FiniteIterator(iterator_of(iterable), integer("max_bad", max_bad, 0))
+
+
+@dataclass(frozen=True)
+class BadItem:
+    """A fresh item that is never used: its place in the stream, record and fault."""
+
+    index: int
+    record: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"fresh item {self.index} (record {self.record}): {self.what}"
+
+
+class BadItems:
+    """Remembers the bad items of a stream, from when they are read until they count."""
+
+    # A thread that reads ahead finds them earlier or later. So a bad item counts at the
+    # first use of its replacement: the number of skipped items then follows from the
+    # uses alone, and an item that a restored stream reads again counts once.
+
+    def __init__(self, items_per_index: int = 1):
+        """Takes the examples of a fresh index: a batch's if batches are echoed."""
+        self._items_per_index = items_per_index
+        # By their fresh index. Threads add to it.
+        self._found: dict[int, BadItem] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, bad: Sequence[BadItem]) -> None:
+        """Remembers bad items; must be called before their replacements are used."""
+        for each in bad:
+            self._found[each.index] = each
+
+    def take(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
+        """Returns and forgets bad items at the first use of their replacements."""
+        first = set(fresh_index[repeat == 0].tolist())
+        # A copy in one step: a thread may add to it.
+        found = sorted(self._found.copy())
+        used = [index for index in found if index // self._items_per_index in first]
+        return [self._found.pop(index) for index in used]

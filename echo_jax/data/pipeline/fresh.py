@@ -22,8 +22,7 @@ from echo_jax.data.pipeline.stages import (
     Stages,
 )
 from echo_jax.data.pipeline.storage import SimulatedStorage
-from echo_jax.echo.bad_items import BadItem, BadItems
-from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
+from echo_jax.echo.finite import BadItem, BadItemError, BadItems, is_finite, what_is_bad
 from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["Gather", "TakeNote", "below_echo", "fresh_items"]

@@ -17,7 +17,7 @@ from grain.experimental import batch_and_pad
 from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
-from echo_jax.echo.bad_items import BadItems
+from echo_jax.echo.finite import BadItems
 from echo_jax.echo.instrument.measure import FreshTime
 from echo_jax.echo.shard import DataShard
 

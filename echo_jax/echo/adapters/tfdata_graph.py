@@ -12,14 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.orders import Piece, rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["GraphEcho"]
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise ImportError(
+        "tf.data needs TensorFlow, which is not installed; run "
+        "pip install 'echo-jax[tfdata]'"
+    ) from error
+
+__all__ = ["GraphEcho", "tf"]
 
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024

@@ -13,8 +13,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.default_spec import free_on
-from echo_jax.echo.stores.host_batch import as_host_batch, check_integers, layout_of
-from echo_jax.echo.stores.slot_layout import SlotLayout
+from echo_jax.echo.stores.slot_layout import (
+    SlotLayout,
+    as_host_batch,
+    check_integers,
+    layout_of,
+)
 
 __all__ = [
     "Augment",

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -51,6 +52,8 @@ _FOREIGN = {
 
 def private(path: str, leaf: Any) -> Any:
     """Returns a copy that nobody can write into; raises ValueError if it cannot."""
+    if type(leaf) in _CONSTANTS:
+        return leaf
     check_foreign(path, leaf)
     if _is_array(leaf):
         leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
@@ -73,15 +76,7 @@ def private(path: str, leaf: Any) -> Any:
         ) from error
 
 
-def frozen(leaf: Any) -> Any:
-    """Returns `private` of a leaf, fast for the common kinds."""
-    if type(leaf) in _CONSTANTS:
-        return leaf
-    if type(leaf) is np.ndarray and not leaf.dtype.hasobject:
-        leaf = leaf.copy("K")
-        leaf.setflags(write=False)
-        return leaf
-    return private("", leaf)
+frozen = partial(private, "")
 
 
 def view(leaf: Any) -> Any:

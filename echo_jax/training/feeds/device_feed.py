@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.config import Config
-from echo_jax.echo.bad_items import BadItem
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
+from echo_jax.echo.finite import BadItem
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan

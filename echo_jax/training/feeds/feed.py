@@ -17,8 +17,8 @@ import numpy as np
 from grain import IterDataset
 from jax.sharding import Mesh, NamedSharding
 
-from echo_jax.echo.bad_items import BadItem, BadItems
 from echo_jax.echo.decision_log import DecisionLog, log_of
+from echo_jax.echo.finite import BadItem, BadItems
 from echo_jax.echo.instrument.measure import UNSEEN, bounds_of_all
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.processes.distributed import put

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from echo_jax.config.batch import BatchGrowth
-from echo_jax.echo.bad_items import BadItem
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.finite import BadItem
 from echo_jax.training.feeds.feed import Batching, Feed
 
 __all__ = ["GrowingFeed"]
