@@ -159,24 +159,22 @@ class Schedule:
 
     def _units(self, start: int, count: int) -> np.ndarray:
         """Returns factors in units of 1 / denominator, ``int64[count]``."""
-        if self.by_item is not None:
-            return np.array([*map(self._unit, range(start, start + count))], np.int64)
-        units = np.array([int(f * self.denominator) for f in self.factors], np.int64)
-        items = np.arange(start, start + count)
-        return units[np.searchsorted(self.starts, items, side="right") - 1]
-
-    def _unit(self, item: int) -> int:
-        assert self.by_item is not None
-        value = self.by_item.function(item)
-        # Compare with the bound as it was given: 1.1 is more than the fraction 11/10.
-        # This also catches NaN.
-        if not 1 <= value <= self.by_item.max_factor:
-            raise ValueError(
-                f"the factor of fresh item {item} is {value!r}, outside "
-                f"[1, max_factor={self.by_item.max_factor}]; mend the function or "
-                "raise max_factor"
-            )
-        return round(value * self.denominator)
+        if self.by_item is None:
+            units = np.array([int(f * self.denominator) for f in self.factors])
+            items = np.arange(start, start + count)
+            return units[np.searchsorted(self.starts, items, side="right") - 1]
+        units, most = np.empty(count, np.int64), self.by_item.max_factor
+        for place in range(count):
+            value = self.by_item.function(start + place)
+            # Compare with the bound as it was given: 1.1 is more than the fraction
+            # 11/10. This also catches NaN.
+            if not 1 <= value <= most:
+                raise ValueError(
+                    f"the factor of fresh item {start + place} is {value!r}, outside "
+                    f"[1, max_factor={most}]; mend the function or raise max_factor"
+                )
+            units[place] = round(value * self.denominator)
+        return units
 
 
 def as_schedule(factor: "Factor | FactorByItem") -> Schedule:

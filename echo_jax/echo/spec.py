@@ -111,9 +111,9 @@ class AdaptiveSpec:
         number of uses a repeat does harm (Choi et al. 2019, section 3.3). At R there
         is nothing to choose from, and whole batches are repeated back to back. Give
         more, such as twice R (docs/results.md, "When to fetch?").
-      buffer: Fresh items kept, in items: the last ``buffer`` ones.
+      buffer: Fresh items kept: the last ``buffer`` ones.
       batch_size: How many uses make one training batch, which is decided at once.
-      seed: As in `EchoSpec`.
+      seed: As in `EchoSpec`, whose errors are the same.
       replay: Decisions to repeat, such as the ``log`` of an earlier echo. After their
         end the ready items decide.
       min_uses: Uses that every item gets before it gives way, from 1 to ``max_uses``,
@@ -121,9 +121,6 @@ class AdaptiveSpec:
         loader on the step's own cores: its items are always ready, and each delays the
         step. Give twice as many ``max_uses``: with as many, whole batches are repeated
         back to back.
-
-    Raises:
-      TypeError, ValueError: As of `EchoSpec`.
 
     Example:
       >>> AdaptiveSpec(max_uses=2, buffer=8, batch_size=4, replay=[True, False]).replay
@@ -165,10 +162,7 @@ class StochasticSpec:
       fetch: The probability that a batch is a fresh one. The first batch always is.
       buffer: Items that repeats are drawn from: the last ``buffer`` ones.
       batch_size: Items of a batch.
-      seed: As in `EchoSpec`.
-
-    Raises:
-      TypeError, ValueError: As of `EchoSpec`.
+      seed: As in `EchoSpec`, whose errors are the same.
 
     Example:
       >>> half = FetchSchedule(start=0.5, end=0.5)

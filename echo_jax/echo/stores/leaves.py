@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "NUMBERS",
+    "_NUMBERS",
     "ReuseGuard",
     "as_array",
     "check_foreign",
@@ -34,9 +34,9 @@ _IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
 _SCALARS = frozenset(np.sctypeDict.values())
 _NUMERIC = {kind for kind in _SCALARS if issubclass(kind, np.number | np.bool_)}
 # Kinds of leaves that always become an array of the same values.
-NUMBERS = frozenset((int, float, bool, complex)) | _NUMERIC
+_NUMBERS = frozenset((int, float, bool, complex)) | _NUMERIC
 # Kinds that can always be kept as they are. A record, of type void, is mutable.
-_CONSTANTS = NUMBERS | _SCALARS - {np.void, np.object_} | {str, bytes, type(None)}
+_CONSTANTS = _NUMBERS | _SCALARS - {np.void, np.object_} | {str, bytes, type(None)}
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
 # Arrays of other libraries, by the package of their class, and their conversion to
@@ -108,7 +108,7 @@ def check_foreign(path: str, leaf: Any) -> None:
 def as_array(path: str, leaf: Any) -> np.ndarray:
     """Returns a leaf as an array that stacks; raises ValueError if that loses data."""
     kind = type(leaf)
-    if kind is not np.ndarray and kind not in NUMBERS:
+    if kind is not np.ndarray and kind not in _NUMBERS:
         leaf = of_torch(path, leaf)
         check_foreign(path, leaf)
         if isinstance(leaf, _CLASSES):
@@ -123,7 +123,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             )
         known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
         if not known and _holds_arrays(leaf, set()):
-            private(path, leaf)
+            private(path, leaf)  # Raises the error of such a container.
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -185,16 +185,13 @@ def _is_jax_array(leaf: Any) -> bool:
 
 
 def _holds_arrays(thing: Any, seen: set[int]) -> bool:
-    """Returns whether an object of an unknown class holds an array somewhere."""
+    """Returns whether a thing is an array, or an object that holds one somewhere."""
+    if isinstance(thing, np.ndarray) or _is_jax_array(thing):
+        return True
     if isinstance(thing, _IMMUTABLE) or id(thing) in seen:
         return False
     seen.add(id(thing))
-    for part in _parts(thing):
-        if isinstance(part, np.ndarray) or _is_jax_array(part):
-            return True
-        if _holds_arrays(part, seen):
-            return True
-    return False
+    return any(_holds_arrays(part, seen) for part in _parts(thing))
 
 
 def _parts(thing: Any) -> Iterable[Any]:
