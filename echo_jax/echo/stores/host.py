@@ -128,17 +128,19 @@ class RingStore:
         columns = self._structure.columns(values)
         if columns is None:
             self._refuse_structure(values)
-        lead, rows, accepted = (), len(values), []
+        lead, accepted = (), []
         for (path, slots, _), column in zip(self._leaves, columns, strict=True):
             if {*map(type, column)} != _ARRAYS:
                 column = [as_array(path, x) for x in column]
             if self._stacked:
-                (rows,) = lead = lead or _first_axis(column)
+                lead = lead or column[0].shape[:1]
             shapes, dtypes = list(map(_shape, column)), list(map(_dtype, column))
             alike = shapes.count(lead + slots.shape[1:]), dtypes.count(slots.dtype)
-            if alike != (len(column), len(column)):
+            is_scalar = self._stacked and not lead
+            if is_scalar or alike != (len(column), len(column)):
                 self._refuse_leaf(path, slots, column, columns)
             accepted.append(column[0] if self._stacked else column)
+        (rows,) = lead or (len(values),)
         return [(self._guard.watch(accepted), 0, rows)]
 
     def write(
