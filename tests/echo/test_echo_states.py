@@ -84,6 +84,7 @@ def test_numbers_that_do_not_fit_together_are_refused(order):
     ):
         with pytest.raises(ValueError, match="damaged"):
             plan.set_state(state | damage)
+        assert plan.get_state() == state
 
 
 @pytest.mark.parametrize(

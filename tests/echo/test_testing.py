@@ -509,3 +509,8 @@ def test_a_log_that_is_wrong_is_caught():
 
     with pytest.raises(AssertionError, match=r"^law 4 .*the decisions so far as log"):
         assert_echo_laws(log_that_lies, ADAPTIVE, laws=[4], read_ahead=8)
+
+
+def test_a_smaller_last_fetch_is_a_batch_of_its_own():
+    spec = ej.StochasticSpec(LOAD, buffer=4, batch_size=4, seed=1)
+    assert_echo_laws(host_batches, spec, num_items=5, laws=[6])
