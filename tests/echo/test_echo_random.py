@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from echo_cases import Fetched, host_batches, host_echo, item_of, specs
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
@@ -66,6 +66,8 @@ def assert_obeys(spec, way, num_items):
 def test_any_spec_obeys_the_laws(way, examples):
     @settings(max_examples=examples, phases=PHASES, derandomize=True, database=None)
     @given(modes(), st.integers(0, 14))
+    # Its states name the oldest item in use, also soon after a restore.
+    @example(ej.EchoSpec("10/3", 76, "shuffle_buffer", 10, 5345403), 13)
     def check(spec, num_items):
         assert_obeys(spec, way, num_items)
 

@@ -45,7 +45,6 @@ class AdaptivePlan(RingPlan):
     """The plan of an adaptive echo."""
 
     _spec: AdaptiveSpec
-    _state_keys = {"fresh", "log", "pending", "plan"}  # noqa: RUF012
 
     def _origin(self) -> tuple[object, ...]:
         spec, lanes, batch = self._spec, self._lanes, self.batch

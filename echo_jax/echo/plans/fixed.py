@@ -9,6 +9,7 @@ at once, before the first of their items is read.
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
@@ -33,9 +34,6 @@ from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["FixedPlan"]
 
-_KEYS = {"lanes", "written"}
-_LANE_KEYS = {"anchor", "carry", "end", "fresh", "position", "repeats", "round"}
-_LANE_KEYS |= {"spec", "uses"}
 _LEAST_STRIDE = 64
 # Decided at once: batches, and at most so many uses beyond one batch.
 _BATCHES_AHEAD, _USES_AHEAD = 32, 1 << 15
@@ -148,7 +146,7 @@ class FixedPlan(Plan):
     def check_state(self, state: Any) -> None:
         if self._by_item:
             return self._plans[0].check_state(state)
-        check_keys(state, _KEYS, "a fixed echo in lanes")
+        check_keys(state, {*self.get_state()}, "a fixed echo in lanes")
         lanes = state["lanes"]
         if not isinstance(lanes, list) or len(lanes) != len(self._plans):
             raise ValueError(
@@ -197,7 +195,7 @@ class _FixedLane:
         # items.
         stride = self._rounds.window // 8
         self._stride = stride if stride >= _LEAST_STRIDE else 0
-        self._restart(dict.fromkeys(_LANE_KEYS, 0) | {"end": -1})
+        self._restart(defaultdict(int, end=-1))
 
     def _restart(self, state: Mapping[str, int]) -> None:
         # ``fresh`` items were used so far, and ``written`` ones are in slots.
@@ -234,9 +232,9 @@ class _FixedLane:
             return self.anchor()
         items = np.arange(self.anchor(), self.written)
         # A slot holds the last item that it was given to.
-        held = np.full(self.num_slots, self.fresh)
+        held = np.full(self.num_slots + 1, self.fresh)
         held[self._slot_of[items & self._wrap]] = items
-        held[self._free] = self.fresh
+        held[self._free] = held[-1] = self.fresh
         return min(self.fresh, int(held.min()))
 
     def next_anchor(self, index: int) -> int:
@@ -393,7 +391,7 @@ class _FixedLane:
         }
 
     def check_state(self, state: Any) -> None:
-        check_keys(state, _LANE_KEYS, "an echo plan")
+        check_keys(state, {*self.get_state()}, "an echo plan")
         check_origin(state["spec"], self._fingerprint, self._spec)
         schedule, window = self._spec.schedule, self._rounds.window
         most = (window + self.num_slots) * math.ceil(schedule.max_factor)
@@ -423,6 +421,8 @@ class _FixedLane:
         # Slots are assigned again, in ascending order of the items.
         items = np.concatenate([self._in_use(), np.arange(self.fresh, written)])
         slots, self._free = np.split(self._free, [items.size])
+        # `oldest` must not take items that have no slot for those in slot 0.
+        self._slot_of[:] = self.num_slots
         self._slot_of[items & self._wrap] = slots
         self.written = written
         return items, slots

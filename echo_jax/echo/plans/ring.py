@@ -4,7 +4,7 @@ Item i of a lane is in slot i mod ``num_slots``, until item i + ``num_slots`` co
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ __all__ = ["RingPlan"]
 
 class RingPlan(Plan):
     """The common part of adaptive and stochastic plans: all but their decisions."""
-
-    _state_keys: ClassVar[set[str]]
 
     def __init__(
         self,
@@ -100,7 +98,9 @@ class RingPlan(Plan):
         return Uses(self._slots(items), self._lanes.global_index(items), repeat)
 
     def check_state(self, state: Any) -> None:
-        check_keys(state, self._state_keys, f"an echo of {type(self._spec).__name__}")
+        check_keys(
+            state, {*self.get_state()}, f"an echo of {type(self._spec).__name__}"
+        )
         check_origin(state["plan"], self._fingerprint, self._spec)
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:

@@ -41,7 +41,6 @@ class StochasticPlan(RingPlan):
     """The plan of a stochastic echo."""
 
     _spec: StochasticSpec
-    _state_keys = {"batches", "fresh", "pending", "plan", "repeats"}  # noqa: RUF012
 
     def _origin(self) -> tuple[object, ...]:
         spec, lanes = self._spec, self._lanes
