@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from echo_cases import (
     FACTORS,
-    LOAD,
     MODES,
     ORDERS,
     Stacked,
@@ -85,21 +84,6 @@ def test_short_streams_obey_the_laws(way):
 def test_the_other_modes_obey_the_laws(mode, way):
     spec = MODES[mode]
     assert_echo_laws(WAYS[way], spec, num_items=13, read_ahead=ahead_of(spec))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    [
-        ej.AdaptiveSpec(max_uses=1, buffer=8, batch_size=4),
-        ej.AdaptiveSpec(max_uses=5, buffer=30, batch_size=3),
-        ej.StochasticSpec(ej.FetchSchedule("e", "linear", 2.0, 6.0, 9), 30, 3),
-        ej.StochasticSpec(LOAD, buffer=5, batch_size=1),
-    ],
-    ids=["adaptive-once", "adaptive-large", "stochastic-rarely", "stochastic-single"],
-)
-def test_the_other_modes_obey_the_laws_for_many_specs(spec):
-    assert_echo_laws(host_batches, spec, num_items=19, read_ahead=ahead_of(spec))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -55,16 +55,6 @@ def test_uses_are_as_scheduled_however_they_are_cut(spec, total, takes):
     assert counted == spec.schedule.uses(0, total, 0)[0].tolist()
 
 
-@settings(max_examples=30)
-@given(specs(), st.integers(0, 90), TAKES)
-def test_a_plan_restored_anywhere_continues_the_same(spec, total, takes):
-    def make():
-        return FixedPlan(spec)
-
-    steps = [(min(n, spec.batch_size),) for n in [*takes, 3, spec.batch_size]]
-    assert_restores(FixedDriver(make(), total=total), make, steps)
-
-
 @pytest.mark.parametrize("factor", ["1", "7.3", "by_item"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):

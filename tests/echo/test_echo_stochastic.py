@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_driver import Driver, assert_restores, batches_of
+from plan_driver import Driver, batches_of
 
 import echo_jax as ej
 from echo_jax.echo.plans import Lanes, Need, StochasticPlan
@@ -80,16 +80,6 @@ def test_batches_are_right_whatever_the_grouping(args, group, total):
         assert one.rows == one.loaded == total
         assert one.plan.need(one.plan.batch) == Need()
         assert one.plan.decide(one.plan.batch, 0) is None
-
-
-@settings(max_examples=15)
-@given(arguments(), st.integers(0, 70), st.integers(0, 4))
-def test_a_restore_at_every_batch_goes_on_the_same(args, total, pending):
-    driver = driver_of(args, total, max_batches=2)
-    driver.__class__ = Driver  # whose batches `assert_restores` compares one by one
-    assert_restores(
-        driver, lambda: make(args, max_batches=2), [()] * 40, pending=pending
-    )
 
 
 @pytest.mark.parametrize(
