@@ -11,12 +11,12 @@ import numpy as np
 
 from echo_jax.echo.schedule import Schedule
 
-__all__ = ["Broken", "Order", "Piece", "Uses", "grouped_argsort", "stable_argsort"]
+__all__ = ["Broken", "Order", "Pairs", "Piece", "grouped_argsort", "stable_argsort"]
 
 # Where a promise is broken, what is expected there, and what is found.
 Broken = tuple[str, object, object]
 # (fresh index, repeat) of the uses of a whole stream, in output order.
-Uses = Sequence[tuple[int, int]]
+Pairs = Sequence[tuple[int, int]]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Order:
         """Returns how many items a restore may read again (law 4)."""
         raise NotImplementedError
 
-    def broken(self, uses: Uses, due: Sequence[int]) -> Iterator[Broken]:
+    def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """Yields the broken promises about lags in a whole stream (law 6)."""
         # ``due`` has each item's number of uses.
         raise NotImplementedError

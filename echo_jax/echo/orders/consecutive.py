@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from echo_jax.echo.orders.base import Broken, Order, Piece, Uses
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece
 
 __all__ = ["Consecutive"]
 
@@ -43,7 +43,7 @@ class Consecutive(Order):
     def most_rereads(self) -> int:
         return 1
 
-    def broken(self, uses: Uses, due: Sequence[int]) -> Iterator[Broken]:
+    def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """All uses of an item are adjacent."""
         latest: dict[int, int] = {}
         for position, (index, _) in enumerate(uses):

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Broken, Order, Piece, Uses, stable_argsort
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, stable_argsort
 
 __all__ = ["ShuffleBuffer"]
 
@@ -142,7 +142,7 @@ class ShuffleBuffer(Order):
         uses = size * (math.log(size) + 40) + max(size, 8 * self.batch_size)
         return math.ceil(uses / self.schedule.min_factor) + size // 8 + 2
 
-    def broken(self, uses: Uses, due: Sequence[int]) -> Iterator[Broken]:
+    def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """No use leaves the buffer before it has entered."""
         # Draw t takes one of the uses below t + M; chance decides how late. After the
         # end of the stream some draws find nothing, but all uses have entered then.

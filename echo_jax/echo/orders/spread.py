@@ -26,8 +26,8 @@ from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.orders.base import (
     Broken,
     Order,
+    Pairs,
     Piece,
-    Uses,
     grouped_argsort,
     stable_argsort,
 )
@@ -275,7 +275,7 @@ class Spread(Order):
         each = min(Fraction(1) / self._lived, 2)
         return math.ceil(self._max_uses * each * self.buffer)
 
-    def broken(self, uses: Uses, due: Sequence[int]) -> Iterator[Broken]:
+    def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """No twins, repeats from the second batch on, an even feed, and even lags."""
         size, factor = self.batch_size, self.schedule.constant
         first_uses = [p for p, (_, repeat) in enumerate(uses) if repeat == 0]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Broken, Order, Piece, Uses
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece
 
 __all__ = ["WindowShuffle"]
 
@@ -121,7 +121,7 @@ class WindowShuffle(Order):
     def most_rereads(self) -> int:
         return 2 * self.buffer
 
-    def broken(self, uses: Uses, due: Sequence[int]) -> Iterator[Broken]:
+    def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """No use comes after one of an item that is `buffer` or more younger."""
         newest = -1
         for position, (index, _) in enumerate(uses):
