@@ -285,9 +285,7 @@ def test_a_state_of_other_data_is_refused():
         next(echo)
     state = json.loads(json.dumps(echo.get_state()))
     shorter = ej.device.echo_batches(Chunks(2), spec, mesh=mesh_of(1))
-    with pytest.raises(
-        ValueError, match=r"ended after \d+ items, .* same data"
-    ):
+    with pytest.raises(ValueError, match=r"ended after \d+ items, .* same data"):
         shorter.set_state(state)
     empty = ej.device.echo_batches(Chunks(0), spec, mesh=mesh_of(1))
     with pytest.raises(ValueError, match="the upstream is empty"):
