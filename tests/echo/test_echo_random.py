@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 from echo_cases import Fetched, host_batches, host_echo, item_of, specs
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
 
 # Making a failing case smaller would take hours.
-PHASES = [Phase.explicit, Phase.generate]
+PHASES = [Phase.generate]
 WAYS = {"items": host_echo, "batches": host_batches, "1 lane": None, "2 lanes": None}
 
 
@@ -60,15 +60,18 @@ def assert_obeys(spec, way, num_items):
 
 
 @pytest.mark.parametrize(
-    "examples", [4, pytest.param(125, marks=pytest.mark.exhaustive)]
+    "examples", [3, pytest.param(125, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_any_spec_obeys_the_laws(way, examples):
     @settings(max_examples=examples, phases=PHASES, derandomize=True, database=None)
     @given(modes(), st.integers(0, 14))
-    # Its states name the oldest item in use, also soon after a restore.
-    @example(ej.EchoSpec("10/3", 76, "shuffle_buffer", 10, 5345403), 13)
     def check(spec, num_items):
         assert_obeys(spec, way, num_items)
 
     check()
+
+
+def test_states_name_the_oldest_item_in_use_also_soon_after_a_restore():
+    spec = ej.EchoSpec("10/3", 76, "shuffle_buffer", 10, 5345403)
+    assert_obeys(spec, "items", 13)

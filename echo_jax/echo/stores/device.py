@@ -31,8 +31,6 @@ __all__ = [
 
 # A pure function of a batch and a key for every example.
 Augment = Callable[[Any, jax.Array], Any]
-# From here on a scatter by XLA for CPUs takes six times as long as with jax 0.10.
-_SCATTERS_SLOWLY = jax.__version_info__ >= (0, 11)
 # Positions in `StepInput.uses`.
 _SLOT, _REPEAT, _KEYS = 0, 1, slice(2, 4)
 
@@ -81,7 +79,8 @@ class EchoBuffer:
       mesh: The devices, with automatic or explicit axes.
       rows: Rows of every host batch, in this process.
       tiled: Whether slots are whole tiles of memory, as on TPUs; see `SlotLayout`.
-      in_turn: Whether rows are written one after another, as on CPUs by jax 0.12.
+      in_turn: Whether a lane's rows are written one after another, as on CPUs: there a
+        scatter by jax 0.12 takes seven times as long.
       axes: The axes over which lanes are spread; all if there are none. Devices along
         the other axes hold equal copies.
 
@@ -136,7 +135,7 @@ class EchoBuffer:
             mesh,
             rows,
             tiled=platform == "tpu",
-            in_turn=platform == "cpu" and _SCATTERS_SLOWLY,
+            in_turn=platform == "cpu",
             axes=axes,
         )
         shards = buffer.num_shards
@@ -332,7 +331,7 @@ class EchoBuffer:
         def leaf(layout: SlotLayout, array: jax.Array, rows: jax.Array) -> jax.Array:
             rows = rows.reshape(slots.shape + rows.shape[1:])
             if self.in_turn and len(slots) == 1:
-                return _written_in_turn(array, rows[0], slots[0])
+                return _written_in_turn(array[0], rows[0], slots[0])[None]
             return jax.vmap(layout.write)(array, rows, slots)
 
         return self._each(leaf, arrays, rows)
@@ -397,20 +396,17 @@ class EchoBuffer:
         return jax.shard_map(local, mesh=self.mesh, in_specs=rows, out_specs=rows)
 
 
-def _written_in_turn(array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-    """Does what `SlotLayout.write` does, row by row, for one lane."""
-    size = (1, 1, *array.shape[2:])
-    flat = rows.reshape(slots.size, *size)
+def _written_in_turn(lane: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+    """Does what `SlotLayout.write` does, row by row."""
+    flat = rows.reshape(slots.size, *lane.shape[1:])
 
-    def put(k: Any, array: jax.Array) -> jax.Array:
-        place = slots[k]
-        first = jnp.zeros_like(place)
-        at = (first, place, *[first] * (array.ndim - 2))
-        kept = jax.lax.dynamic_slice(array, at, size)
-        row = jnp.where(place < array.shape[1], flat[k], kept)
-        return jax.lax.dynamic_update_slice(array, row, at)
+    def put(k: Any, lane: jax.Array) -> jax.Array:
+        def into(lane: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(lane, flat[k], slots[k], 0)
 
-    return jax.lax.fori_loop(0, slots.size, put, array)
+        return jax.lax.cond(slots[k] < len(lane), into, lambda lane: lane, lane)
+
+    return jax.lax.fori_loop(0, slots.size, put, lane)
 
 
 # Caches by value, because jit's own is by the identity of a function: buffers of one
