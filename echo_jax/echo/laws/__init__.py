@@ -14,8 +14,9 @@ import numpy as np
 from echo_jax.echo.laws.checks import CHECKS, OF_DECISIONS
 from echo_jax.echo.laws.devices import assert_device_laws
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
-from echo_jax.echo.laws.modes import most_rereads, plan_run
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.laws.modes import plan_run, taken_early
+from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 from echo_jax.lazy import door
 
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
@@ -123,6 +124,11 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
     laws = sorted(set(laws))
     if unknown := set(laws) - set(CHECKS):
         raise ValueError(f"there is no law {sorted(unknown)}; laws are 1 to 11")
+    if max_rereads is None:
+        # The items that are still in use.
+        is_fixed = isinstance(spec, EchoSpec)
+        held = rounds_of(spec).most_rereads() if is_fixed else spec.buffer
+        max_rereads = held + taken_early(spec)
     trial = Trial(
         make_echo,
         spec,
@@ -130,24 +136,24 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
         make_item or _recognisable_item,
         tuple(others),
         read_ahead,
-        most_rereads(spec) if max_rereads is None else max_rereads,
+        max_rereads,
         None if positions is None else set(positions),
     )
-    live, own = trial, None
+    own = None
     if isinstance(spec, AdaptiveSpec) and spec.replay is None:
+        if OF_DECISIONS.intersection(laws):
+            # What the echo decides by itself, with the log of its whole run.
+            record = trial.run(states=4 in laws, pause_s=0.001)
+            decided = replace(trial, spec=replace(spec, replay=record.log))
+            own = (decided, record)
         coins = random.Random(spec.seed)
         _, log = plan_run(spec, num_items, lambda: coins.random() < 0.5)
-        trial = replace(live, spec=replace(spec, replay=log))
-    record = trial.record()
+        trial = replace(trial, spec=replace(spec, replay=log))
+    record = trial.run()
     for law in laws:
         CHECKS[law](trial, record)
-        if live is not trial and law in OF_DECISIONS:
-            # Again with what the echo decides, by the log of its whole run.
-            own = own or live.record(states=4 in laws, pause_s=0.001)
-            if own.log is None:
-                live.fail(law, "at the end of a run", "what it decided as `log`", None)
-            decided = replace(live, spec=replace(live.spec, replay=own.log))
-            CHECKS[law](decided, own)
+        if own and law in OF_DECISIONS:
+            CHECKS[law](*own)
 
 
 def _recognisable_item(index: int) -> dict[str, np.ndarray]:

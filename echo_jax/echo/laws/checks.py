@@ -4,8 +4,9 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
 from echo_jax.echo.laws.harness import Record, Trial, Use, close, one_more, uses_of
-from echo_jax.echo.laws.modes import batches_of, plan_run, taken_early, uses_by_item
+from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run, taken_early
 from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders.base import Broken
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
@@ -28,26 +30,19 @@ _BYTES_PER_INTEGER = 20
 
 def _exactness(trial: Trial, record: Record) -> None:
     """Law 1: each item has its exact number of uses, each with the item's own bits."""
-    spec, num_items = trial.spec, trial.num_items
+    spec, num_items, uses = trial.spec, trial.num_items, record.uses
     contents = dict(enumerate(trial.contents()))
-    due = [use._replace(bits=contents.get(use.fresh_index)) for use in record.uses]
-    trial.compare(1, f"beside the {num_items} items", due, record.uses)
+    due = [use._replace(bits=contents.get(use.fresh_index)) for use in uses]
+    trial.compare(1, f"beside the {num_items} items", due, uses)
     if isinstance(spec, StochasticSpec):
         # The coins decide which uses are fresh.
         coins, taken = [], itertools.count()
         for is_fetched, size in batches_of(spec, num_items):
             coins += [next(taken) if is_fetched else None for _ in range(size)]
-        fresh = [None if use.repeat else use.fresh_index for use in record.uses]
+        fresh = [None if use.repeat else use.fresh_index for use in uses]
         trial.compare(1, "of fresh items and, as None, repeats", coins, fresh)
-        return
-    if isinstance(spec, EchoSpec):
-        bounds = [(uses, uses) for uses in uses_by_item(spec, num_items)]
-    else:
-        # After the upstream's end, the buffered items are used up.
-        held, most = num_items - spec.buffer, spec.max_uses
-        bounds = [(spec.min_uses if k < held else most, most) for k in range(num_items)]
-    used = Counter(use.fresh_index for use in record.uses)
-    for index, (least, most) in enumerate(bounds):
+    used = Counter(use.fresh_index for use in uses)
+    for index, (least, most) in enumerate(bounds_of(spec, num_items)):
         if not least <= used[index] <= most:
             expected = f"{most}" if least == most else f"{least} to {most}"
             trial.fail(1, f"for item {index}", f"{expected} uses", used[index])
@@ -55,35 +50,32 @@ def _exactness(trial: Trial, record: Record) -> None:
 
 def _identity(trial: Trial, _: Record) -> None:
     """Law 2: without repeats the output is the upstream, read only when needed."""
-    spec = trial.spec
-    if isinstance(spec, AdaptiveSpec):
-        what = "max_uses=1"
-        spec = replace(spec, max_uses=1, min_uses=1, replay=None)
-    elif isinstance(spec, StochasticSpec):
-        what, spec = "p = 1", replace(spec, fetch=FetchSchedule())
+    if isinstance(trial.spec, AdaptiveSpec):
+        once = replace(trial.spec, max_uses=1, min_uses=1, replay=None)
+    elif isinstance(trial.spec, StochasticSpec):
+        once = replace(trial.spec, fetch=FetchSchedule())
     else:
-        what = "factor 1"
-        spec = replace(spec, factor=1, order="consecutive", buffer=1)
-    trial = replace(trial, spec=spec)
-    record = trial.record()
+        once = replace(trial.spec, factor=1, order="consecutive", buffer=1)
+    trial = replace(trial, spec=once)
+    record = trial.run()
     upstream = [Use(index, 0, bits) for index, bits in enumerate(trial.contents())]
-    trial.compare(2, f"at {what}", upstream, record.uses)
+    trial.compare(2, "without repeats", upstream, record.uses)
     _economy(trial, record, law=2)
 
 
 def _economy(trial: Trial, record: Record, law: int = 3) -> None:
     """Law 3: the outputs and the buffer bound the reads."""
     spec, newest, used_up = trial.spec, -1, 0
-    is_fixed = isinstance(spec, EchoSpec)
-    due = uses_by_item(spec, trial.num_items) if is_fixed else []
-    left = Counter(dict(enumerate(due)))
-    for number, reads, uses in record.steps():
+    bounds = bounds_of(spec, trial.num_items)
+    left = Counter({index: most for index, (_, most) in enumerate(bounds)})
+    pairs = zip(record.reads, [[], *record.outputs], strict=True)
+    for number, (reads, uses) in enumerate(pairs):
         for use in uses:
             newest = max(newest, use.fresh_index)
             left[use.fresh_index] -= 1
             used_up += left[use.fresh_index] == 0
         most = newest + 1 + taken_early(spec)
-        if is_fixed:
+        if isinstance(spec, EchoSpec):
             # An echo finds the end when it asks for a missing item.
             at_end = reads >= trial.num_items
             most = min(used_up + spec.buffer, math.inf if at_end else most)
@@ -94,18 +86,17 @@ def _economy(trial: Trial, record: Record, law: int = 3) -> None:
 
 def _restore_anywhere(trial: Trial, record: Record) -> None:
     """Law 4: a fresh echo continues from every state, and from its own states."""
-    saved = record if record.states else trial.record(states=True)
+    saved = record if record.states else trial.run(states=True)
     trial.compare(4, "when states are asked for", record.outputs, saved.outputs)
     _check_states(trial, saved.states)
-    positions = range(len(saved.states))
+    positions = set(range(len(saved.states)))
     if trial.positions is not None:
-        positions = trial.positions.intersection(positions)
+        positions &= trial.positions
     for position in sorted(positions):
-        state = json.loads(json.dumps(saved.states[position]))
-        outputs, reads = trial.resumed(state)
+        again = trial.run(json.loads(json.dumps(saved.states[position])))
         what = f"after a restore at output {position}"
-        trial.compare(4, what, saved.outputs[position:], outputs)
-        rereads = reads - (saved.reads[-1] - saved.reads[position])
+        trial.compare(4, what, saved.outputs[position:], again.outputs)
+        rereads = again.reads[-1] - (saved.reads[-1] - saved.reads[position])
         if rereads > trial.max_rereads + trial.read_ahead:
             expected = f"at most {trial.max_rereads} items read again"
             trial.fail(4, what, expected, rereads)
@@ -118,7 +109,7 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
             close(echo)
             echo, _ = trial.start()
             echo.set_state(state)
-        outputs += [uses_of(output) for output in one_more(echo)]
+        outputs += map(uses_of, one_more(echo))
     close(echo)
     trial.compare(4, "of a run restored again and again", saved.outputs, outputs)
 
@@ -128,53 +119,51 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
     room, first = 0, []
     for position, state in enumerate(states):
         where = f"in the state after {position} outputs"
-        rest = _without_log(trial, where, state)
+        text = json.dumps(state, default=repr)
+        rest = json.loads(text, object_hook=partial(_without_log, trial, where))
         leaves = flatten(rest)
         for path, leaf in leaves:
             if type(leaf) is not int:
                 trial.fail(4, where, f"a plain integer at {path}", repr(leaf))
-        text = json.dumps(rest)
-        if json.loads(text) != rest:
-            trial.fail(4, where, "JSON without tuples or integer keys", rest)
+        if json.loads(text) != state:
+            trial.fail(4, where, "JSON without tuples or integer keys", state)
         paths = [path for path, _ in leaves]
         first = first if position else paths
         if paths != first:
             trial.fail(4, where, f"the structure {first}", paths)
-        room = room or len(text) + _BYTES_PER_INTEGER * len(first)
-        if len(text) > room:
-            trial.fail(4, where, f"at most {room} bytes", len(text))
+        size = len(json.dumps(rest))
+        room = room or size + _BYTES_PER_INTEGER * len(first)
+        if size > room:
+            trial.fail(4, where, f"at most {room} bytes", size)
 
 
-def _without_log(trial: Trial, where: str, state: Any) -> Any:
-    """Returns a state without the log of an adaptive echo, which grows by bits."""
-    spec = trial.spec
-    if not isinstance(spec, AdaptiveSpec) or not isinstance(state, dict):
-        return state
-    rest = {key: _without_log(trial, where, value) for key, value in state.items()}
-    if "log" in rest:
+def _without_log(trial: Trial, where: str, part: dict[str, Any]) -> dict[str, Any]:
+    """Returns a part of a state without an adaptive echo's log, which grows by bits."""
+    if isinstance(trial.spec, AdaptiveSpec) and "log" in part:
         try:
             # It limits the length of the text that it reads.
-            log = DecisionLog.from_json(rest.pop("log"))
+            log = DecisionLog.from_json(part.pop("log"))
         except ValueError as error:
             trial.fail(4, where, "a decision log", error)
-        if spec.replay is None or not spec.replay.starts_with(log):
+        if (trial.spec.replay or ())[: len(log)] != log:
             trial.fail(4, where, "the decisions so far as log", log)
-    return rest
+    return part
 
 
 def _no_aliasing(trial: Trial, record: Record) -> None:
     """Law 5: a consumer that overwrites its outputs changes nothing else."""
-    echo, _ = trial.start()
-    kept, outputs = [], []
-    for position, output in enumerate(trial.limited(echo)):
-        outputs.append(uses_of(output))
-        for _, leaf in flatten(output[0]):
+    kept, positions = [], itertools.count()
+
+    def overwrite(item: Any) -> None:
+        position = next(positions)
+        for _, leaf in flatten(item):
             if isinstance(leaf, np.ndarray) and leaf.size and leaf.flags.writeable:
                 # Changes every number; other types become zero.
                 is_number = leaf.dtype.kind in "biufc"
                 leaf[...] = leaf == 0 if is_number else np.zeros((), leaf.dtype)
                 kept.append((*np.lib.array_utils.byte_bounds(leaf), position, leaf))
-    close(echo)
+
+    outputs = trial.run(consume=overwrite).outputs
     what = "after all earlier outputs were overwritten"
     trial.compare(5, what, record.outputs, outputs)
     # Sorted by their first byte, compare each with the span that ends farthest.
@@ -189,57 +178,57 @@ def _no_aliasing(trial: Trial, record: Record) -> None:
 
 def _bounded_lag(trial: Trial, record: Record) -> None:
     """Law 6: the promises of each order and mode about lags; orders state their own."""
-    spec = trial.spec
-    if not isinstance(spec, EchoSpec):
-        _ring_bounds(trial, spec, record.uses)
-        return
-    uses = [(use.fresh_index, use.repeat) for use in record.uses]
-    due = uses_by_item(spec, trial.num_items)
-    for where, expected, got in rounds_of(spec).broken(uses, due):
+    spec, num_items = trial.spec, trial.num_items
+    if isinstance(spec, EchoSpec):
+        uses = [(use.fresh_index, use.repeat) for use in record.uses]
+        due = [most for _, most in bounds_of(spec, num_items)]
+        broken = rounds_of(spec).broken(uses, due)
+    else:
+        broken = _broken_ring(spec, num_items, [use.fresh_index for use in record.uses])
+    for where, expected, got in broken:
         trial.fail(6, where, expected, got)
 
 
-def _ring_bounds(
-    trial: Trial, spec: AdaptiveSpec | StochasticSpec, uses: list[Use]
-) -> None:
+def _broken_ring(
+    spec: AdaptiveSpec | StochasticSpec, num_items: int, uses: list[int]
+) -> Iterator[Broken]:
     """Fresh items come first and in order; repeats are of waiting, held items."""
-    size, at, taken = spec.batch_size, 0, 0
+    size, taken = spec.batch_size, 0
     if isinstance(spec, AdaptiveSpec):
         least, most, decisions = spec.min_uses, spec.max_uses, spec.replay or ()
     else:
         least = most = math.inf
-        decisions = [fetched for fetched, _ in batches_of(spec, trial.num_items)]
+        decisions = [fetched for fetched, _ in batches_of(spec, num_items)]
     used: Counter[int] = Counter()
     before: set[int] = set()
     for number, takes in enumerate(decisions):
-        where, stop = (f"in batch {number}", min(taken + size, trial.num_items))
-        fresh = range(taken, stop if takes else taken)
+        where = f"in batch {number}"
+        fresh = range(taken, min(taken + size, num_items) if takes else taken)
         taken = fresh.stop
         oldest = max(0, taken - spec.buffer)
         waiting = [k for k in range(oldest, fresh.start) if used[k] < most]
         if takes and isinstance(spec, StochasticSpec):
             waiting = []
-        end = at + min(size, len(fresh) + len(waiting))
-        batch = [use.fresh_index for use in uses[at:end]]
-        at = end
+        count = min(size, len(fresh) + len(waiting))
+        batch, uses = uses[:count], uses[count:]
+        repeats = set(batch[len(fresh) :])
         if batch[: len(fresh)] != [*fresh]:
             expected = f"fresh items {fresh.start} to {fresh.stop - 1} first"
-            trial.fail(6, where, expected, f"items {batch}")
+            yield where, expected, f"items {batch}"
         if len(set(batch)) < len(batch):
-            index, count = Counter(batch).most_common(1)[0]
-            trial.fail(6, where, f"item {index} once", f"{count} times")
-        repeats = batch[len(fresh) :]
-        if wrong := set(repeats).difference(waiting):
+            index, times = Counter(batch).most_common(1)[0]
+            yield where, f"item {index} once", f"{times} times"
+        if wrong := repeats.difference(waiting):
             expected = (
                 f"repeats of items from {oldest} on, used fewer than {most} times"
             )
-            trial.fail(6, where, expected, f"item {min(wrong)}")
+            yield where, expected, f"item {min(wrong)}"
         # Items are drawn from the quarter that has waited longest. An item that was
         # just used is behind the middle, or up to a batch before it.
-        before = {k for k in before if used[k] >= least}
-        if len(waiting) >= 4 * size and (twice := before.intersection(repeats)):
+        twice = {k for k in before & repeats if used[k] >= least}
+        if len(waiting) >= 4 * size and twice:
             expected = f"none of the batch before, as {len(waiting)} items wait"
-            trial.fail(6, where, expected, f"item {min(twice)}")
+            yield where, expected, f"item {min(twice)}"
         used.update(batch)
         before = set(batch)
 
@@ -256,10 +245,10 @@ def _independence(trial: Trial, record: Record) -> None:
     echoes += [replace(trial, make_echo=make).start()[0] for make in trial.others]
     uses: list[list[Use]] = [[] for _ in echoes]
     # In turns, so that shared state of instances changes the output.
-    for _ in trial.limited(itertools.count()):
-        for echo, found in zip(echoes, uses, strict=True):
-            for output in one_more(echo):
-                found += uses_of(output)
+    in_turns = itertools.zip_longest(*(map(uses_of, echo) for echo in echoes))
+    for outputs in trial.limited(in_turns):
+        for found, output in zip(uses, outputs, strict=True):
+            found += output or []
     for number, (echo, found) in enumerate(zip(echoes, uses, strict=True), 2):
         close(echo)
         what = f"of instance {number}, beside instance 1"
@@ -268,14 +257,13 @@ def _independence(trial: Trial, record: Record) -> None:
 
 def _use_keys(trial: Trial, record: Record) -> None:
     """Law 9: every use has its own random key."""
-    uses, due = record.uses, []
+    uses, seen, due = record.uses, Counter[int](), []
     index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
     keys = seed_for_use(trial.spec.seed, index, repeat).tolist()
     if len(set(keys)) < len(keys):
         double = Counter(keys).most_common(1)[0][0]
         where = f"at uses {keys.index(double)} and later"
         trial.fail(9, where, "a seed_for_use of its own", f"{double} again")
-    seen: Counter[int] = Counter()
     for use in uses:
         due.append(use._replace(repeat=seen[use.fresh_index]))
         seen[use.fresh_index] += 1

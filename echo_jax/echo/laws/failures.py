@@ -2,9 +2,9 @@
 
 import contextlib
 import dis
-import functools
 import gc
 import itertools
+import operator
 import os
 import random
 import sys
@@ -13,6 +13,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,8 +32,7 @@ _NUM_ATTEMPTS = 5
 _NUM_RUNS, _NUM_LINES = 3, 90
 # Limits for events that take milliseconds if the law holds: an answer to a second
 # thread, and the end of an unneeded thread.
-_ANSWER_S = 10.0
-_END_S = 10.0
+_ANSWER_S = _END_S = 10.0
 
 _NO_FAULT = contextlib.nullcontext()
 _PATHS = sysconfig.get_paths()
@@ -99,7 +101,7 @@ def _is_spared(frame: FrameType) -> bool:
 
 
 class _Watched(Sequence[Any]):
-    """Items that call a function with the items and the read's number before a read."""
+    """Items that call ``before`` with the items and the read's number before a read."""
 
     def __init__(self, items: list[Any], before: Callable[[list[Any], int], None]):
         self._items, self._before, self._reads = items, before, itertools.count()
@@ -118,70 +120,55 @@ def all_or_nothing(trial: Trial, record: Record) -> None:
     if not trial.num_items:
         return
     last = trial.num_items - 1
-    attempts = functools.partial(_check_attempts, trial, record)
+    attempts = partial(_check_attempts, trial, record)
     for reads in ({0}, {last // 2}, {last}, {1, 3, last // 2 + 4}):
-        attempts("after a failed read", _failing(reads, dies=False))
+        attempts("after a failed read", partial(_fail, reads))
     for at in {0, last // 2, last}:
-        died = _failing({at}, dies=True)
-        attempts("after the upstream died", died, refusal_ends=True)
-        _refuse_an_item(trial, record, at)
+        dies = partial(_fail, {at}, dies=True)
+        attempts("after the upstream died", dies, refusal_ends=True)
+        item = tree_map(lambda leaf: np.stack([leaf, leaf]), trial.make_item(at))
+        due = [
+            [u._replace(bits=bits_of(item)) if u.fresh_index == at else u for u in uses]
+            for uses in record.outputs
+        ]
+        what, changes = f"after item {at} of another shape", partial(_put, at, item)
+        attempts(what, changes, due=due, refusal_ends=True)
     for number in range(_NUM_RUNS):
-        fault = functools.partial(_interruption, random.Random(number))
-        attempts("after an interruption", fault=fault)
+        attempts("after an interruption", lines=random.Random(number))
 
 
-def _failing(reads: set[int], *, dies: bool) -> Callable[[list[Any]], Sequence[Any]]:
-    """Returns a wrapper of items whose reads fail; if it dies, no item follows."""
-
-    def before(items: list[Any], read: int) -> None:
-        if read in reads:
-            if dies:
-                items.clear()
-            raise OSError("a read of the upstream failed")
-
-    return lambda items: _Watched(items, before)
+def _fail(reads: set[int], items: list[Any], read: int, dies: bool = False) -> None:
+    """Fails at some reads; if the upstream dies there, no item follows."""
+    if read in reads:
+        if dies:
+            items.clear()
+        raise OSError("a read of the upstream failed")
 
 
-def _refuse_an_item(trial: Trial, record: Record, at: int) -> None:
-    """Gives an echo an item of another shape, which it may take or refuse."""
-    item = tree_map(lambda leaf: np.stack([leaf, leaf]), trial.make_item(at))
-    due = [
-        [u._replace(bits=bits_of(item)) if u.fresh_index == at else u for u in output]
-        for output in record.outputs
-    ]
-    _check_attempts(
-        trial,
-        record,
-        f"after item {at} of another shape",
-        lambda items: [*items[:at], item, *items[at + 1 :]],
-        due=due,
-        refusal_ends=True,
-    )
-
-
-def _interruption(lines: random.Random) -> Any:
-    """Returns an interruption for every fourth output on average."""
-    if lines.random() < 0.75:
-        return _NO_FAULT
-    return Interruption(lines.randrange(1, _NUM_LINES))
+def _put(at: int, item: Any, items: list[Any], read: int) -> None:
+    """Replaces one of the items."""
+    items[at] = item
 
 
 def _check_attempts(
     trial: Trial,
     record: Record,
     what: str,
-    wrap: Callable[[list[Any]], Sequence[Any]] = list,
+    before: Callable[[list[Any], int], None] = lambda items, read: None,
     *,
-    due: list[list[Use]] | None = None,  # the outputs, if these items have others
-    fault: Callable[[], Any] = lambda: _NO_FAULT,
+    due: list[list[Use]] | None = None,  # the outputs, if the items are others
+    lines: random.Random | None = None,  # interrupts every fourth output on average
     refusal_ends: bool = False,  # no restore helps
 ) -> None:
     """Takes outputs from an echo that fails, and compares them with those due."""
-    echo, _ = trial.start(wrap)
+    echo, _ = trial.start(partial(_Watched, before=before))
     due = due or record.outputs
     done, state, faults = 0, _state_of(echo), 0
     while True:
-        output = _attempt(echo, fault())
+        fault = _NO_FAULT
+        if lines and lines.random() >= 0.75:
+            fault = Interruption(lines.randrange(1, _NUM_LINES))
+        output = _attempt(echo, fault)
         for _ in range(_NUM_ATTEMPTS):
             if not isinstance(output, BaseException):
                 break
@@ -190,9 +177,10 @@ def _check_attempts(
             # four states would not find more, and each takes a run.
             after = _state_of(echo) if faults <= 4 else None
             if after is not None:
-                rest, _ = trial.resumed(after)
                 where = f"of a state that was saved at output {done} {what}"
-                trial.compare(10, where, record.outputs[done:], rest)
+                trial.compare(
+                    10, where, record.outputs[done:], trial.run(after).outputs
+                )
             output = _attempt(echo)
         if isinstance(output, BaseException):
             if refusal_ends or state is None:
@@ -230,8 +218,10 @@ def one_consumer(trial: Trial, record: Record) -> None:
     if not trial.num_items:
         return
     _check_two_threads(trial, record)
-    _check_close(trial, lambda echo: echo.close(), "after a close")
-    _check_close(trial, lambda echo: echo.__exit__(None, None, None), "after a with")
+    for taken in (0, 1):
+        _check_close(trial, taken, lambda echo: echo.close(), "after a close")
+        leave = operator.methodcaller("__exit__", None, None, None)
+        _check_close(trial, taken, leave, "after a with")
     _check_threads(trial, close, "that was closed")
     _check_threads(trial, lambda _: None, "that was dropped")
 
@@ -245,46 +235,44 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
         # Longer than the check waits for the other thread.
         released.wait(4 * _ANSWER_S)
 
-    def ask(found: list[Any]) -> None:
-        found.append(_attempt(echo))
-
-    echo, _ = trial.start(lambda items: _Watched(items, wait))
-    first, second = found = [], []
-    threads = [threading.Thread(target=ask, args=[x], daemon=True) for x in found]
-    threads[0].start()
-    where = "where another thread waits for an output"
-    try:
-        if not started.wait(4 * _ANSWER_S):
-            trial.fail(11, "at the start", "a read of the upstream", "none")
-        threads[1].start()
-        threads[1].join(_ANSWER_S)
-        answer = second[0] if second else "waiting"
-        if not isinstance(answer, ValueError):
-            trial.fail(11, where, "a ValueError at once", answer)
-    finally:
-        released.set()
-        threads[0].join(4 * _ANSWER_S)
-    what = "after another thread was refused"
-    trial.compare(11, what, record.outputs, [*first, *trial.rest(echo)])
+    echo, _ = trial.start(partial(_Watched, before=wait))
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(_attempt, echo)
+            if not started.wait(4 * _ANSWER_S):
+                trial.fail(11, "at the start", "a read of the upstream", "none")
+            second = threads.submit(_attempt, echo)
+            answer = (
+                second.result() if wait_for([second], _ANSWER_S).done else "waiting"
+            )
+            if not isinstance(answer, ValueError):
+                where = "where another thread waits for an output"
+                trial.fail(11, where, "a ValueError at once", answer)
+        finally:
+            released.set()
+    outputs = [first.result(), *map(uses_of, trial.limited(echo))]
+    close(echo)
+    trial.compare(11, "after another thread was refused", record.outputs, outputs)
 
 
-def _check_close(trial: Trial, shut: Callable[[Any], None], what: str) -> None:
-    """Closes an echo in the middle, twice, and requests more."""
-    for outputs in (0, 1):
-        echo, _ = trial.start()
-        names = ("close", "__enter__", "__exit__")
-        if missing := [name for name in names if not hasattr(echo, name)]:
-            trial.fail(11, "of a new echo", "a context manager with close", missing)
-        if echo.__enter__() is not echo:
-            trial.fail(11, "at the start of a with", "the echo itself", "another")
-        for _ in range(outputs):
-            next(echo)
-        for _ in range(2):
-            shut(echo)
-        for _ in range(2):
-            found = _attempt(echo)
-            if not isinstance(found, ValueError):
-                trial.fail(11, what, "a ValueError", repr(found))
+def _check_close(
+    trial: Trial, taken: int, shut: Callable[[Any], None], what: str
+) -> None:
+    """Closes an echo after some outputs, twice, and requests more."""
+    echo, _ = trial.start()
+    names = ("close", "__enter__", "__exit__")
+    if missing := [name for name in names if not hasattr(echo, name)]:
+        trial.fail(11, "of a new echo", "a context manager with close", missing)
+    if echo.__enter__() is not echo:
+        trial.fail(11, "at the start of a with", "the echo itself", "another")
+    for _ in range(taken):
+        next(echo)
+    for _ in range(2):
+        shut(echo)
+    for _ in range(2):
+        found = _attempt(echo)
+        if not isinstance(found, ValueError):
+            trial.fail(11, what, "a ValueError", repr(found))
 
 
 def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.laws.modes import most_uses
+from echo_jax.echo.laws.modes import bounds_of
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.tree import flatten, tree_map
 
@@ -106,11 +106,6 @@ class Record:
     def uses(self) -> list[Use]:
         return list(itertools.chain.from_iterable(self.outputs))
 
-    def steps(self) -> Iterator[tuple[int, int, list[Use]]]:
-        """Yields the number of outputs so far, the reads, and the last output."""
-        pairs = zip(self.reads, [[], *self.outputs], strict=True)
-        return ((number, *pair) for number, pair in enumerate(pairs))
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -133,13 +128,22 @@ class Trial:
         upstream = CountingUpstream(wrap(items), pause_s)
         return self.make_echo(upstream, self.spec), upstream
 
-    def contents(self) -> Iterator[Any]:
-        """Yields the content of every item, as it is found in a `Use`."""
-        return (bits_of(self.make_item(index)) for index in range(self.num_items))
+    def contents(self) -> list[Any]:
+        """Returns the content of every item, as it is found in a `Use`."""
+        return [bits_of(self.make_item(index)) for index in range(self.num_items)]
 
-    def record(self, *, states: bool = False, pause_s: float = 0.0) -> Record:
-        """Runs an echo from start to end."""
+    def run(
+        self,
+        state: Any = None,
+        *,
+        states: bool = False,
+        pause_s: float = 0.0,
+        consume: Callable[[Any], None] = lambda item: None,
+    ) -> Record:
+        """Runs an echo to its end, from its start or a state, and closes it."""
         echo, upstream = self.start(pause_s=pause_s)
+        if state is not None:
+            echo.set_state(state)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
         # After its end, one more request must not yield an output.
         for output in itertools.chain(self.limited(echo), one_more(echo)):
@@ -147,25 +151,15 @@ class Trial:
             record.reads.append(upstream.reads)
             if states:
                 record.states.append(echo.get_state())
+            consume(output[0])
         record.log = getattr(echo, "log", None)
         close(echo)
         return record
 
-    def rest(self, echo: Any) -> list[list[Use]]:
-        """Takes the rest of the outputs, and closes the echo."""
-        outputs = [uses_of(output) for output in self.limited(echo)]
-        close(echo)
-        return outputs
-
-    def resumed(self, state: Any) -> tuple[list[list[Use]], int]:
-        """Returns the outputs after a state, and how many items they took to read."""
-        echo, upstream = self.start()
-        echo.set_state(state)
-        return self.rest(echo), upstream.reads
-
     def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
         """Yields the outputs, with a limit in case the echo never ends."""
-        return itertools.islice(echo, most_uses(self.spec, self.num_items) + 2)
+        most = sum(most for _, most in bounds_of(self.spec, self.num_items))
+        return itertools.islice(echo, most + 2)
 
     def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
         """Reports a broken law."""

@@ -14,29 +14,25 @@ import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import sequence
-from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = [
-    "batches_of",
-    "most_rereads",
-    "most_uses",
-    "plan_run",
-    "taken_early",
-    "uses_by_item",
-]
+__all__ = ["batches_of", "bounds_of", "plan_run", "taken_early"]
 
 
-def uses_by_item(spec: EchoSpec, num_items: int) -> list[int]:
-    """Returns the exact number of uses of each item of a fixed echo."""
-    total, counts = Fraction(0), []
-    for index in range(num_items):
-        after = total + _factor_of(spec.factor, index)
-        counts.append(math.floor(after) - math.floor(total))
-        total = after
-    return counts
+def bounds_of(spec: AnySpec, num_items: int) -> list[tuple[int, int]]:
+    """Returns the least and the largest number of uses of every item."""
+    if isinstance(spec, AdaptiveSpec):
+        # After the upstream's end, the buffered items are used up.
+        held, most = num_items - spec.buffer, spec.max_uses
+        return [(spec.min_uses if k < held else most, most) for k in range(num_items)]
+    if isinstance(spec, StochasticSpec):
+        return [(1, len(batches_of(spec, num_items)))] * num_items
+    factors = (_factor_of(spec.factor, index) for index in range(num_items))
+    totals = itertools.accumulate(factors, initial=Fraction())
+    uses = [math.floor(b) - math.floor(a) for a, b in itertools.pairwise(totals)]
+    return list(zip(uses, uses, strict=True))
 
 
 def _factor_of(factor: Any, index: int) -> Fraction:
@@ -65,26 +61,10 @@ def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
     return batches
 
 
-def most_uses(spec: AnySpec, num_items: int) -> int:
-    """Returns the largest possible number of uses."""
-    if isinstance(spec, AdaptiveSpec):
-        return num_items * spec.max_uses
-    if isinstance(spec, StochasticSpec):
-        return sum(size for _, size in batches_of(spec, num_items))
-    return sum(uses_by_item(spec, num_items))
-
-
 def taken_early(spec: AnySpec) -> int:
     """Returns how many items may be taken before the first one is handed out."""
     # Adaptive and stochastic echoes decide batches, and take their items, as a whole.
     return 0 if isinstance(spec, EchoSpec) else spec.batch_size - 1
-
-
-def most_rereads(spec: AnySpec) -> int:
-    """Returns how many items a restore may read again: those still in use."""
-    if isinstance(spec, EchoSpec):
-        return rounds_of(spec).most_rereads()
-    return spec.buffer + taken_early(spec)
 
 
 def plan_run(
