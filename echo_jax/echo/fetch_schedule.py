@@ -87,12 +87,12 @@ class FetchSchedule:
 
     def value(self, updates: np.ndarray) -> np.ndarray:
         """Returns p or e at some updates, ``float64`` of the same shape."""
-        done = np.minimum(updates, self.updates) / self.updates
         if self.schedule == "multistep":
             half = math.ceil(self.updates / 2)
             marks = self.milestones or (half, math.ceil(self.updates * 3 / 4))
-            jumps = np.searchsorted(np.array(marks), updates, side="right")
+            jumps = np.searchsorted(marks, updates, side="right")
             return self.start * (self.end / self.start) ** (jumps / len(marks))
+        done = np.minimum(updates, self.updates) / self.updates
         if self.schedule == "cosine":
             done = (1 - np.cos(np.pi * done)) / 2
         return self.start + (self.end - self.start) * done

@@ -4,8 +4,6 @@ One NaN makes the loss of every batch that contains it NaN, and an echo would re
 `BadItems` remembers the bad items of a stream until their replacements count.
 """
 
-import functools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,35 +25,23 @@ __all__ = [
     "what_is_bad",
 ]
 
-_STATE_KEYS = {"skipped", "taken", "upstream"}
-
 
 class BadItemError(ValueError):
     """An item holds NaN or infinity, and the limit of skipped items is reached."""
 
 
 def is_finite(tree: Any) -> bool:
-    """Returns whether all floating-point numbers of an item are finite.
-
-    Args:
-      tree: A pytree. Leaves without floating-point numbers are not checked.
+    """Returns whether all floating-point numbers of a pytree are finite.
 
     Example:
       >>> is_finite({"x": np.array([1.0, np.inf]), "label": 3})
       False
     """
-    kind = type(tree)
     # The common kinds first: every fresh item is checked.
-    if kind is dict:
+    if type(tree) is dict:
         return all(map(is_finite, tree.values()))
-    if kind is list or kind is tuple:
-        return all(map(is_finite, tree))
-    if kind is np.ndarray or isinstance(tree, np.generic):
-        return not _is_floating(tree.dtype) or bool(np.isfinite(tree).all())
-    if kind is float:
-        return math.isfinite(tree)
-    if kind is int or kind is bytes or kind is str:
-        return True
+    if type(tree) is np.ndarray:
+        return _counted(tree) is None
     return not any(_counted(leaf) for _, leaf in flatten(tree))
 
 
@@ -82,22 +68,17 @@ def _counted(leaf: Any) -> tuple[int, int, int] | None:
     if not isinstance(leaf, float | complex) and not hasattr(leaf, "__array__"):
         return None
     array = np.asarray(leaf)
-    if not _is_floating(array.dtype) or np.isfinite(array).all():
+    # NumPy's own floats, and dtypes like bfloat16, which are void for it.
+    if array.dtype.kind not in "fcV":
+        return None
+    try:
+        is_finite = np.isfinite(array)
+    except TypeError:
+        return None
+    if is_finite.all():
         return None
     nans = int(np.isnan(array).sum())
-    return nans, int((~np.isfinite(array)).sum()) - nans, array.size
-
-
-@functools.lru_cache(maxsize=64)
-def _is_floating(dtype: np.dtype[Any]) -> bool:
-    if dtype.kind != "V" or dtype.fields is not None:
-        return dtype.kind in "fc"
-    # bfloat16 and similar dtypes are not NumPy's own.
-    try:
-        np.isfinite(np.zeros((), dtype))
-    except TypeError:
-        return False
-    return True
+    return nans, int((~is_finite).sum()) - nans, array.size
 
 
 class FiniteIterator(Iterator[Any]):
@@ -137,10 +118,10 @@ class FiniteIterator(Iterator[Any]):
         return {"skipped": self.skipped, "taken": self.taken, "upstream": upstream}
 
     def _set_state(self, state: dict[str, Any]) -> None:
-        if set(state) != _STATE_KEYS:
+        if set(state) != {"skipped", "taken", "upstream"}:
             raise ValueError(
-                f"a state with the keys {sorted(state)} is none of check_finite, which "
-                f"has {sorted(_STATE_KEYS)}; go to a state that it gave"
+                f"a state with the keys {sorted(state)} is none of check_finite; give "
+                "one that it gave"
             )
         self._iterator.set_state(state["upstream"])
         self.skipped, self.taken = state["skipped"], state["taken"]
@@ -149,9 +130,9 @@ class FiniteIterator(Iterator[Any]):
 def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator:
     """Passes on the finite items only; put it before an echo.
 
-    It checks only floating-point leaves, of any precision; integers cost nothing. In
-    front of an echo that reads ahead, ``echo(check_finite(items), spec, prefetch=2)``,
-    the reading thread does the check. The trainer checks its own pipelines: see
+    It checks only floating-point leaves, of any precision. In front of an echo that
+    reads ahead, ``echo(check_finite(items), spec, prefetch=2)``, the reading thread
+    does the check. The trainer checks its own pipelines: see
     ``config.data.check_finite``.
 
     Args:
@@ -196,21 +177,18 @@ class BadItems:
     def __init__(self, items_per_index: int = 1):
         """Takes the examples of a fresh index: a batch's if batches are echoed."""
         self._items_per_index = items_per_index
-        # By their fresh index. Threads add to it.
-        self._found: dict[int, BadItem] = {}
+        self._found: dict[int, BadItem] = {}  # by fresh index; threads add to it
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, bad: Sequence[BadItem]) -> None:
         """Remembers bad items; must be called before their replacements are used."""
-        for each in bad:
-            self._found[each.index] = each
+        self._found.update((each.index, each) for each in bad)
 
     def take(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
         """Returns and forgets bad items at the first use of their replacements."""
         first = set(fresh_index[repeat == 0].tolist())
-        # A copy in one step: a thread may add to it.
-        found = sorted(self._found.copy())
-        used = [index for index in found if index // self._items_per_index in first]
-        return [self._found.pop(index) for index in used]
+        # `list` copies in one step: a thread may add to it.
+        used = [k for k in list(self._found) if k // self._items_per_index in first]
+        return [self._found.pop(index) for index in sorted(used)]

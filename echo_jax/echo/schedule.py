@@ -29,27 +29,24 @@ def exact_fraction(value: int | float | str | Fraction) -> Fraction:
     ``1.15`` is 23/20. Raises TypeError if the value is not a number or string, and
     ValueError if it is not in [1, 10^6] or has a denominator over 10^6.
     """
+    what = f"echo factor {value!r}"
     advice = "give a factor of at least 1, such as 2, 2.5 or '7/3'"
     if isinstance(value, np.integer | np.floating):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
-        raise TypeError(f"echo factor {value!r} is not a number; {advice}")
+        raise TypeError(f"{what} is not a number; {advice}")
     try:
         fraction = Fraction(value)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(
-            f"echo factor {value!r} is not a finite number; {advice}"
-        ) from error
+        raise ValueError(f"{what} is not a finite number; {advice}") from error
+    rounded = fraction.limit_denominator(_MAX_DENOMINATOR)
     if isinstance(value, float):
-        fraction = fraction.limit_denominator(_MAX_DENOMINATOR)
+        fraction = rounded
     if not 1 <= fraction <= _MAX_FACTOR:
+        raise ValueError(f"{what} is outside [1, {_MAX_FACTOR}]; {advice}")
+    if fraction != rounded:
         raise ValueError(
-            f"echo factor {value!r} is outside [1, {_MAX_FACTOR}]; {advice}"
-        )
-    if fraction.denominator > _MAX_DENOMINATOR:
-        raise ValueError(
-            f"echo factor {value!r} has a denominator over {_MAX_DENOMINATOR}; "
-            f"give {fraction.limit_denominator(_MAX_DENOMINATOR)} instead"
+            f"{what} has a denominator over {_MAX_DENOMINATOR}; give {rounded} instead"
         )
     return fraction
 
@@ -147,34 +144,31 @@ class Schedule:
           >>> as_schedule(2.5).uses(0, 4, 0)
           (array([2, 3, 2, 3]), 0)
         """
-        if self.constant is None:
-            sums = np.concatenate(([0], np.cumsum(self._units(start, count))))
-        elif self.denominator == 1:
-            return np.full(count, self.constant.numerator, np.int64), 0
-        else:
-            sums = self.constant.numerator * np.arange(count + 1, dtype=np.int64)
-        total = carry + sums
-        whole = total // self.denominator
-        return np.diff(whole), int(total[-1] - whole[-1] * self.denominator)
+        units = np.cumsum(np.concatenate(([carry], self._units(start, count))))
+        whole = units // self.denominator
+        return np.diff(whole), int(units[-1] - whole[-1] * self.denominator)
 
     def _units(self, start: int, count: int) -> np.ndarray:
         """Returns factors in units of 1 / denominator, ``int64[count]``."""
+        if self.constant is not None:
+            return np.full(count, self.constant.numerator)
+        items = np.arange(start, start + count)
         if self.by_item is None:
-            units = np.array([int(f * self.denominator) for f in self.factors])
-            items = np.arange(start, start + count)
-            return units[np.searchsorted(self.starts, items, side="right") - 1]
-        units, most = np.empty(count, np.int64), self.by_item.max_factor
-        for place in range(count):
-            value = self.by_item.function(start + place)
+            units = [
+                x.numerator * self.denominator // x.denominator for x in self.factors
+            ]
+            return np.array(units)[np.searchsorted(self.starts, items, "right") - 1]
+        values = list(map(self.by_item.function, items.tolist()))
+        most = self.by_item.max_factor
+        for item, value in zip(items, values, strict=True):
             # Compare with the bound as it was given: 1.1 is more than the fraction
             # 11/10. This also catches NaN.
             if not 1 <= value <= most:
                 raise ValueError(
-                    f"the factor of fresh item {start + place} is {value!r}, outside "
+                    f"the factor of fresh item {item} is {value!r}, outside "
                     f"[1, max_factor={most}]; mend the function or raise max_factor"
                 )
-            units[place] = round(value * self.denominator)
-        return units
+        return np.array([round(x * self.denominator) for x in values], np.int64)
 
 
 def as_schedule(factor: "Factor | FactorByItem") -> Schedule:

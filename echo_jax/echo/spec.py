@@ -77,7 +77,7 @@ class EchoSpec:
 
     def __post_init__(self):
         object.__setattr__(self, "schedule", as_schedule(self.factor))
-        _check_integers(self, buffer=1, batch_size=1, seed=0)
+        _check_integers(self)
         if self.order not in list(ORDERS):
             known = (f"{name!r} ({each.sentence})" for name, each in ORDERS.items())
             raise ValueError(
@@ -135,19 +135,18 @@ class AdaptiveSpec:
     min_uses: int = 1
 
     def __post_init__(self):
-        least = {"max_uses": 1, "buffer": 1, "batch_size": 1, "seed": 0, "min_uses": 1}
-        _check_integers(self, **least)
+        _check_integers(self, max_uses=1, min_uses=1)
         if self.min_uses > self.max_uses:
             raise ValueError(
                 f"min_uses={self.min_uses} must be at most max_uses={self.max_uses}. "
                 f"Use min_uses={self.max_uses}."
             )
-        if not isinstance(self.replay, Sequence | None):
-            raise TypeError(
-                f"replay={self.replay!r} must be a DecisionLog, such as the log of an "
-                "earlier echo, or a list of decisions"
-            )
         if not isinstance(self.replay, DecisionLog | None):
+            if not isinstance(self.replay, Sequence):
+                raise TypeError(
+                    f"replay={self.replay!r} must be a DecisionLog, such as the log of "
+                    "an earlier echo, or a list of decisions"
+                )
             object.__setattr__(self, "replay", DecisionLog(self.replay))
 
 
@@ -181,14 +180,14 @@ class StochasticSpec:
                 f"fetch={self.fetch!r} must be a FetchSchedule, such as "
                 "FetchSchedule(start=0.5, end=0.5)"
             )
-        _check_integers(self, buffer=1, batch_size=1, seed=0)
+        _check_integers(self)
 
 
 AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
 
 
-def _check_integers(spec: AnySpec, **least: int) -> None:
-    for name, bound in least.items():
+def _check_integers(spec: AnySpec, **more: int) -> None:
+    for name, bound in {"buffer": 1, "batch_size": 1, "seed": 0, **more}.items():
         object.__setattr__(spec, name, integer(name, getattr(spec, name), bound))
 
 

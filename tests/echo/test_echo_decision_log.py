@@ -50,10 +50,6 @@ def test_a_log_is_a_sequence_that_comes_back_from_json(decisions, data):
     assert [log[k] for k in range(-len(log), len(log))] == decisions * 2
     for value in (True, False, 1, 2, None, "x"):
         assert log.count(value) == decisions.count(value)
-    other = data.draw(st.lists(st.booleans(), max_size=5))
-    starts = decisions[: len(other)] == other
-    assert log.starts_with(DecisionLog(other)) == starts
-    assert log.starts_with(log[: len(other)])
     assert log != decisions and log in {DecisionLog(iter(decisions))}
     with pytest.raises(IndexError):
         log[len(decisions)]
@@ -88,10 +84,16 @@ def test_a_long_log_that_is_regular_is_small():
         (record(b"\x80", 1, decisions=1 << 29), "decisions is refused"),
         (record(b"\x80", 1, bits="A" * 10_000), "at most"),
         (record(b"\x80", 1, bits="ä"), "cannot be decoded"),
-        (record(b"\x80", 9), "exactly the 2 bytes"),
-        (record(b"\x80", 0), "exactly the 0 bytes"),
-        (record(b"", 8, bits=encoded(STREAM[:-1])), "exactly the 1 bytes"),
-        (record(b"", 8, bits=encoded(STREAM + b"x")), "exactly the 1 bytes"),
+        (record(b"\x80", 9), "of 2 bytes must decode to exactly"),
+        (record(b"\x80", 0), "of 0 bytes must decode to exactly"),
+        (
+            record(b"", 8, bits=encoded(STREAM[:-1])),
+            "of 1 bytes must decode to exactly",
+        ),
+        (
+            record(b"", 8, bits=encoded(STREAM + b"x")),
+            "of 1 bytes must decode to exactly",
+        ),
         (record(b"\x81", 7), "bits set after"),
     ],
 )
@@ -103,7 +105,7 @@ def test_anything_else_is_refused(bad, message):
 
 def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     """50 MB of zeros in 50 kB, said to be 400 000 decisions: 50 kB are decoded."""
-    with pytest.raises(ValueError, match="exactly the 50000 bytes"):
+    with pytest.raises(ValueError, match="of 50000 bytes must decode to exactly"):
         DecisionLog.from_json(record(bytes(50_000_000), 400_000))
     assert inflated == [50_001]
     # Of 43 kB of text there are 32 MiB in memory, and not eight times as many.
@@ -112,8 +114,7 @@ def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     tracemalloc.start()
     try:
         log = DecisionLog.from_json(longest)
-        assert (log.count(True), log.count(False)) == (0, MOST)
-        assert log.starts_with(log[:12_345]) and not log[99_999_999]
+        assert "0 of them yes" in repr(log) and not log[99_999_999]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -465,7 +465,7 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
 @pytest.mark.parametrize(
     ("make_echo", "spec", "law", "complaint"),
     [
-        (reused_batch, ej.EchoSpec(2, batch_size=4), 5, "at outputs 0 and 18:.*shared"),
+        (reused_batch, ej.EchoSpec(2, batch_size=4), 5, "at outputs 0 and 1:.*shared"),
         (other(seed=0), SHUFFLE, 7, "beside the plan"),
         (per_host_draw, SHUFFLE, 8, "of instance 2"),
         (changed(list), TWO_AND_A_HALF, 11, "a context manager"),

@@ -47,8 +47,7 @@ def assert_echo_laws(
        take the items of a batch together.
     4. Restore anywhere: the state after any output, as JSON, gives a fresh echo the
        same continuation, and reads a bounded number of items again. It is integers, of
-       constant structure and bounded size. That of an adaptive echo also has a log of
-       one bit for each batch, whose text takes little more than 4/3 of these bits.
+       constant structure and bounded size, and for an adaptive echo a `DecisionLog`.
     5. No aliasing: writing into an output raises, or changes nothing else.
     6. Bounded lag: the uses of an item are as near as the order or mode promises.
     7. Agreement: the tags are those of `echo_jax.echo.plans.make_plan`.
@@ -86,19 +85,19 @@ def assert_echo_laws(
     Args:
       make_echo: Builds the echo under test: from a `CountingUpstream` and a spec, an
         iterator of (item, `UseInfo`) pairs, or of stacked batches with arrays of tags.
-        Law 4 needs ``get_state`` and ``set_state``. If the iterator has ``close``, the
-        check calls it at the end. An adaptive echo has ``log``.
-      spec: The echo to test. ``make_echo`` gets this spec, and for law 2 the same
-        without repeats. An `AdaptiveSpec` without ``replay`` is tested with one: with
-        random decisions, and for laws 4, 7 and 8 with those of its own run.
+        Law 4 needs ``get_state`` and ``set_state``. ``close``, if it has one, is called
+        at the end. An adaptive echo has ``log``.
+      spec: The echo to test. For law 2 ``make_echo`` gets it without repeats. An
+        `AdaptiveSpec` without ``replay`` is tested with random decisions to replay,
+        and in laws 4, 7 and 8 also with those of its own run.
       num_items: Length of the upstream. The time of law 4 grows with its square.
       laws: Numbers of the laws to check. A backend without a state omits law 4. A
         backend that reads elsewhere, such as in another process, omits laws 10 and 11,
         because they make reads of ``CountingUpstream.items`` fail or wait.
       make_item: From an index to a new item: a pytree with array leaves. By default a
         dict of the index and a payload that no other item has.
-      others: More ways to build the same echo, for example with other worker counts or
-        prefetch depths. They must yield the same sequence (law 8).
+      others: More ways to build the same echo (law 8), such as with other worker counts
+        or prefetch depths.
       read_ahead: How many items the backend may read before they are needed, such as
         the depth of a prefetch inside the echo.
       max_rereads: How many items a restore may read again; by default as above.

@@ -161,19 +161,15 @@ def _no_aliasing(trial: Trial, record: Record) -> None:
                 # Changes every number; other types become zero.
                 is_number = leaf.dtype.kind in "biufc"
                 leaf[...] = leaf == 0 if is_number else np.zeros((), leaf.dtype)
-                kept.append((*np.lib.array_utils.byte_bounds(leaf), position, leaf))
+                kept.append((position, leaf))
 
     outputs = trial.run(consume=overwrite).outputs
     what = "after all earlier outputs were overwritten"
     trial.compare(5, what, record.outputs, outputs)
-    # Sorted by their first byte, compare each with the span that ends farthest.
-    farthest = None
-    for span in sorted(kept, key=lambda span: span[:3]):
-        if farthest and np.shares_memory(farthest[3], span[3]):
-            both = sorted((farthest[2], span[2]))
-            where = f"at outputs {both[0]} and {both[1]}"
+    for (one, leaf), (other, second) in itertools.combinations(kept, 2):
+        if np.shares_memory(leaf, second):
+            where = f"at outputs {one} and {other}"
             trial.fail(5, where, "writable memory of their own", "shared memory")
-        farthest = max(farthest or span, span, key=lambda span: span[1])
 
 
 def _bounded_lag(trial: Trial, record: Record) -> None:

@@ -53,26 +53,22 @@ def assert_device_laws(
         upstream = CountingUpstream([{"index": part} for part in index])
         return make_echo(upstream, spec, _seen_by_all)
 
-    outputs: list[Any] = []
-    state: Any = None
     with _guarded(spec):
         echo = start()
-        for output in echo:
-            outputs.append(output)
-            if len(outputs) == 1 and hasattr(echo, "get_state"):
-                state = echo.get_state()
+        outputs = [next(echo)]
+        if hasattr(echo, "get_state"):
+            again = start()
+            again.set_state(echo.get_state())
+            next(again, None)
+            close(again)
+        outputs += echo
         close(echo)
-        if state is not None:
-            echo = start()
-            echo.set_state(state)
-            next(echo, None)
-            close(echo)
     for position, (batch, tags) in enumerate(outputs):
-        index = np.asarray(tags.fresh_index, np.int32)
-        words = seed_for_use(spec.seed, index, tags.repeat).view(np.uint32)
-        words = jax.device_put(words.reshape(-1, 2))
+        seeds = seed_for_use(spec.seed, tags.fresh_index, tags.repeat).view(np.uint32)
+        words = jax.device_put(seeds.reshape(-1, 2))
         keys = jax.random.wrap_key_data(words, impl="threefry2x32")
-        due, found = jax.device_get((_seen_by_all({"index": index}, keys), batch))
+        whole = {"index": np.asarray(tags.fresh_index, np.int32)}
+        due, found = jax.device_get((_seen_by_all(whole, keys), batch))
         for name, values in due.items():
             if found[name].tolist() != values.tolist():
                 raise AssertionError(
@@ -89,8 +85,7 @@ def assert_device_laws(
 
 def _seen_by_all(batch: Any, keys: Any) -> Any:
     """Returns an augmented batch in which every row describes the whole batch."""
-    words = jax.random.key_data(keys)
-    index = batch["index"]
+    index, words = batch["index"], jax.random.key_data(keys)
     return {
         "index": index,
         "rows": 0 * index + len(index),
