@@ -185,7 +185,7 @@ class Recorder:
     @property
     def log(self) -> DecisionLog:
         """The decisions so far."""
-        return DecisionLog(self._decisions)
+        return DecisionLog(map(bool, self._decisions))
 
     def append(self, decision: bool) -> None:
         """Adds a decision at the end; raises ValueError if the log is full."""
@@ -206,7 +206,8 @@ class Recorder:
         return _record(len(self), self._compressed + tail)
 
     def _packed(self, start: int, stop: int) -> bytes:
-        return np.packbits(self._decisions[start:stop]).tobytes()
+        part = np.frombuffer(self._decisions[start:stop], np.uint8)
+        return np.packbits(part).tobytes()
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
