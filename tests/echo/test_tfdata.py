@@ -267,6 +267,7 @@ class ReversedPairs(Order):
 
     name = "reversed_pairs"
     sentence = "back to back, in pairs of items, the second one first"
+    stride = 2
 
     def __post_init__(self):
         self.num_slots = self.batch_size + 4
@@ -278,13 +279,8 @@ class ReversedPairs(Order):
             index = np.repeat([anchor + 1, anchor], uses[::-1])
             repeat = np.concatenate([np.arange(n) for n in uses[::-1]])
             last = repeat == uses[index - anchor] - 1
-            newest = np.full_like(index, anchor + 1)
-            columns = index, repeat.astype(np.int32), last, newest
-            yield Piece(round_, anchor, carry, *columns)
+            yield Piece(round_, anchor, carry, index, repeat.astype(np.int32), last)
             round_, anchor, carry = round_ + 1, anchor + 2, after
-
-    def next_anchor(self, index):
-        return index + index % 2
 
     def most_rereads(self):
         return 2

@@ -14,7 +14,6 @@ import numpy as np
 
 from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.orders import Piece, rounds_of
-from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
@@ -47,7 +46,7 @@ class GraphEcho:
     state: Mapping[str, int] | None
 
     def __post_init__(self):
-        self._is_consecutive = isinstance(rounds_of(self.spec), Consecutive)
+        self._is_consecutive = rounds_of(self.spec).by_item
         if self.state:
             FixedPlan(self.spec).set_state(self.state)
         self._start = self.state or _NEW

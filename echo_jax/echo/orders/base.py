@@ -1,6 +1,6 @@
 """What an order is: rounds of uses that follow from a few integers.
 
-It also has two sorts of integers, several times faster than NumPy's stable argsort.
+It also has a sort of integers, several times faster than NumPy's stable argsort.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,9 @@ import numpy as np
 
 from echo_jax.echo.schedule import Schedule
 
-__all__ = ["Broken", "Order", "Pairs", "Piece", "grouped_argsort", "stable_argsort"]
+__all__ = ["Broken", "Order", "Pairs", "Piece", "grouped_argsort", "lags"]
 
+_NO_KEY = np.uint64(0)
 # Where a promise is broken, what is expected there, and what is found.
 Broken = tuple[str, object, object]
 # (fresh index, repeat) of the uses of a whole stream, in output order.
@@ -29,7 +30,10 @@ class Piece:
     index: np.ndarray  # fresh index of every use, int64[n]
     repeat: np.ndarray  # number of the use of its item, from 0, int32[n]
     last: np.ndarray  # whether it is the item's last use, bool[n]
-    newest: np.ndarray  # the largest fresh index so far in the piece, int64[n]
+    newest: np.ndarray = field(init=False)  # largest fresh index so far, int64[n]
+
+    def __post_init__(self):
+        self.newest = np.maximum.accumulate(self.index)
 
 
 @dataclass
@@ -39,19 +43,23 @@ class Order:
     name: ClassVar[str]
     sentence: ClassVar[str]  # on the repeats of an item, for the docs and errors
     drifts: ClassVar[bool] = False  # whether it takes fresh items at random batches
+    by_item: ClassVar[bool] = False  # whether rounds are items, and pieces many rounds
 
     schedule: Schedule
     buffer: int
     batch_size: int
     seed: int
 
-    # Slots for all items in use between two batches, and for the fresh ones of a batch.
-    num_slots: int = field(default=0, init=False)
+    # Slots for all items in use between two batches, for the fresh ones of a batch, and
+    # for those by which lanes may drift apart.
+    num_slots = 0
     # The indices of two items in use differ by less than this.
-    window: int = field(default=0, init=False)
+    window = 0
+    # Anchors are multiples of this.
+    stride = 1
     # The most uses of items from the anchor on that may leave before a round begins. If
     # it is above 0, the carry includes their number.
-    max_departed: int = field(default=0, init=False)
+    max_departed = 0
 
     def __post_init__(self):
         """Sets the sizes above; ValueError if the buffer does not fit."""
@@ -63,7 +71,7 @@ class Order:
 
     def next_anchor(self, index: int) -> int:
         """Returns the first item from ``index`` on that can become an anchor."""
-        return index
+        return -(-index // self.stride) * self.stride
 
     def most_rereads(self) -> int:
         """Returns how many items a restore may read again (law 4)."""
@@ -75,25 +83,27 @@ class Order:
         raise NotImplementedError
 
 
-def stable_argsort(values: np.ndarray) -> np.ndarray:
-    """Returns ``np.argsort(values, kind="stable")`` of non-negative integers."""
-    # Value and place are sorted as one integer if both fit into 63 bits.
-    bits = max(0, values.size - 1).bit_length()
-    if int(values.max(initial=0)).bit_length() + bits > 63:
-        return np.argsort(values, kind="stable")
-    packed = (values << bits) | np.arange(values.size)
-    packed.sort()
-    return packed & ((1 << bits) - 1)
+def lags(uses: Pairs) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the positions of two uses of an item in turn, the item and their lag."""
+    latest: dict[int, int] = {}
+    for position, (index, _) in enumerate(uses):
+        before = latest.get(index, position)
+        if before < position:
+            yield before, position, index, position - before
+        latest[index] = position
 
 
-def grouped_argsort(group: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Returns an order by group, and at random within a group, ``int64[n]``."""
+def grouped_argsort(
+    group: np.ndarray, key: np.ndarray | np.uint64 = _NO_KEY
+) -> np.ndarray:
+    """Returns an order by group, then by a random key or as they come, ``int64[n]``."""
     # The high bits of the key count, as many as fit beside group and place in 64 bits.
-    bits = max(0, key.size - 1).bit_length()
+    bits = max(0, group.size - 1).bit_length()
     group_bits = int(group.max(initial=0)).bit_length()
+    if group_bits + bits > 64:  # Without keys, in a `shuffle_buffer` of over 2^29 uses.
+        return np.argsort(group, kind="stable")
     packed = (key >> np.uint64(group_bits + bits)) << np.uint64(bits)
-    packed |= np.arange(key.size, dtype=np.uint64)
-    if group_bits:
-        packed |= group.astype(np.uint64) << np.uint64(64 - group_bits)
+    packed = packed | np.arange(group.size, dtype=np.uint64)
+    packed |= group.astype(np.uint64) << np.uint64(64 - group_bits)
     packed.sort()
     return (packed & np.uint64((1 << bits) - 1)).view(np.int64)

@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, lags
 
 __all__ = ["Consecutive"]
 
-# At large factors a piece has fewer items, so that its arrays stay small: one item at
-# the largest factor takes tens of MB.
-_ITEMS_PER_PIECE = 1024
-_USES_PER_PIECE = 65_536
+# At large factors a piece has fewer items, so that its arrays stay small.
+_ITEMS_PER_PIECE, _USES_PER_PIECE = 1024, 65_536
 
 
 class Consecutive(Order):
@@ -19,6 +17,7 @@ class Consecutive(Order):
 
     name = "consecutive"
     sentence = "back to back"
+    by_item = True
 
     def __post_init__(self):
         # All items of a batch: each takes a slot until the batch ends.
@@ -26,28 +25,23 @@ class Consecutive(Order):
         self.window = self.num_slots + 1
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
+        fitting = max(1, int(_USES_PER_PIECE / self.schedule.max_factor))
+        count = min(_ITEMS_PER_PIECE, fitting)
         while True:
-            uses, after = self.schedule.uses(anchor, _ITEMS_PER_PIECE, carry)
-            if uses.sum() > _USES_PER_PIECE:
-                fitting = int(np.count_nonzero(np.cumsum(uses) <= _USES_PER_PIECE))
-                uses, after = self.schedule.uses(anchor, max(fitting, 1), carry)
+            uses, after = self.schedule.uses(anchor, count, carry)
             ends = np.cumsum(uses)
-            index = np.repeat(np.arange(anchor, anchor + uses.size), uses)
+            index = np.repeat(np.arange(anchor, anchor + count), uses)
             repeat = np.arange(ends[-1]) - np.repeat(ends - uses, uses)
             last = np.zeros(ends[-1], bool)
             last[ends - 1] = True
-            repeat = repeat.astype(np.int32)
-            yield Piece(anchor, anchor, carry, index, repeat, last, newest=index)
-            anchor, carry = anchor + uses.size, after
+            yield Piece(anchor, anchor, carry, index, repeat.astype(np.int32), last)
+            anchor, carry = anchor + count, after
 
     def most_rereads(self) -> int:
         return 1
 
     def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """All uses of an item are adjacent."""
-        latest: dict[int, int] = {}
-        for position, (index, _) in enumerate(uses):
-            lag = position - latest.get(index, position - 1)
+        for _, position, index, lag in lags(uses):
             if lag > 1:
                 yield f"at use {position}", f"a lag of 1 for item {index}", lag
-            latest[index] = position

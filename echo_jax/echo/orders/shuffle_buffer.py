@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, stable_argsort
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, grouped_argsort
 
 __all__ = ["ShuffleBuffer"]
 
@@ -49,7 +49,7 @@ class ShuffleBuffer(Order):
             )
         self._round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
         # Every anchor is a multiple of it, so that few upstream states are kept.
-        self._stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
+        self.stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
         least = self.schedule.min_factor
         # The items in the buffer, and the items that enter it during a batch.
         self.num_slots = self.buffer + math.ceil(self.batch_size / least) + 1
@@ -69,7 +69,7 @@ class ShuffleBuffer(Order):
         slots = anchor + np.searchsorted(np.cumsum(uses), slots, "right")
         while True:
             oldest = int(slots.min())
-            passed = oldest // self._stride * self._stride - anchor
+            passed = oldest // self.stride * self.stride - anchor
             _, carry = self.schedule.uses(anchor, passed, carry)
             base += int(uses[:passed].sum())
             anchor, uses = anchor + passed, uses[passed:]
@@ -96,25 +96,16 @@ class ShuffleBuffer(Order):
             repeat = _count_off(index - anchor, left)
             last = repeat + 1 == uses[index - anchor]
             state = (draw - base) * self.schedule.denominator + carry
-            newest = np.maximum.accumulate(index)
-            yield Piece(round_, anchor, state, index, repeat, last, newest)
+            yield Piece(round_, anchor, state, index, repeat, last)
             round_, draw = round_ + 1, draw + self._round_length
-
-    def next_anchor(self, index: int) -> int:
-        return -(-index // self._stride) * self._stride
 
     def _more(
         self, uses: np.ndarray, anchor: int, carry: int, total: int
     ) -> tuple[np.ndarray, int]:
         """Adds numbers of uses of later items until they are ``total`` or more."""
-        parts, at, missing = [uses], anchor + uses.size, total - int(uses.sum())
-        size = int(max(0, missing) / self.schedule.max_factor) + 1
-        while missing > 0:
-            found, carry = self.schedule.uses(at, size, carry)
-            parts.append(found)
-            at, missing = at + size, missing - int(found.sum())
-            size *= 2  # The factor may be far below its bound.
-        return np.concatenate(parts), carry
+        count = math.ceil((total - uses.sum()) / float(self.schedule.min_factor))
+        more, carry = self.schedule.uses(anchor + uses.size, max(0, count), carry)
+        return np.append(uses, more), carry
 
     def _slots(self, start: int, stop: int) -> np.ndarray:
         """Returns the slots of consecutive draws, ``int64[stop - start]``."""
@@ -133,14 +124,8 @@ class ShuffleBuffer(Order):
         return numbers
 
     def most_rereads(self) -> int:
-        """Returns the items from the oldest use in the buffer to the round's end."""
-        # After M (ln M + c) draws some slot of M was never drawn with a probability of
-        # at most M (1 - 1/M)^(M (ln M + c)) < exp(-c). So the whole buffer is from that
-        # many last uses. A round is M draws or eight batches, and one item in M/8 can
-        # be an anchor.
-        size = self.buffer
-        uses = size * (math.log(size) + 40) + max(size, 8 * self.batch_size)
-        return math.ceil(uses / self.schedule.min_factor) + size // 8 + 2
+        """Returns the items from the anchor to the end of a round."""
+        return self.window + self.stride + 1
 
     def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """No use leaves the buffer before it has entered."""
@@ -156,7 +141,7 @@ class ShuffleBuffer(Order):
 
 def _grouped(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns a stable order, the values in it, and where each value begins."""
-    order = stable_argsort(values)
+    order = grouped_argsort(values)
     in_order = values[order]
     changes = np.flatnonzero(in_order[1:] != in_order[:-1])
     return order, in_order, np.concatenate([[0], changes + 1])

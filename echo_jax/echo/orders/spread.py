@@ -23,14 +23,7 @@ from fractions import Fraction
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import (
-    Broken,
-    Order,
-    Pairs,
-    Piece,
-    grouped_argsort,
-    stable_argsort,
-)
+from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, grouped_argsort, lags
 
 __all__ = ["Spread"]
 
@@ -83,6 +76,7 @@ class Spread(Order):
         self._feed = min((top + 1) / (2 * top), 1.5 / top)
         self._set_sizes(high)
         self.num_slots = self.buffer
+        self._sizes: list[int] = []
         # The most items of all cohorts that are alive, and of the next one.
         width, last = self._max_uses + 1, len(self._starts) + self._max_uses
         self.window = max(
@@ -91,8 +85,6 @@ class Spread(Order):
         )
         # A lower bound on the uses of each round; the later ones are as the last one.
         self._lengths = [self._alive(r, 0)[0] for r in range(last)]
-        # For each age of a cohort, the start of its random sequence.
-        self._keys = [sequence(self.seed, 2, age) for age in range(self._max_uses)]
 
     def _set_sizes(self, high: Fraction) -> None:
         """Sets the sizes of the cohorts; ValueError if the buffer is too small."""
@@ -232,41 +224,36 @@ class Spread(Order):
         if not self._uniform:
             # Within a segment, only items of the same number of uses swap seats.
             group = group * (self._max_uses + 1) + cohort.uses[cohort.seats]
-        key = mix(self._keys[age], cohort.seats + cohort.start)
+        key = mix(sequence(self.seed, 2, age), cohort.seats + cohort.start)
         seats = cohort.seats[grouped_argsort(group, key)]
         cohort.seats = seats
         if not self._uniform:
             cohort.seats = np.empty_like(seats)
-            cohort.seats[stable_argsort(group)] = seats
+            cohort.seats[grouped_argsort(group)] = seats
 
     def _piece(self, cohorts: deque[_Cohort]) -> Piece:
         """Merges the cohorts by position, without items that are used up."""
         first, now = cohorts[0], cohorts[-1].number
         sizes = [cohort.seats.size for cohort in cohorts]
-        if len(set(sizes)) == 1:
-            # A use of each cohort in turn, oldest first.
-            def merge(columns: list[np.ndarray]) -> np.ndarray:
-                return np.stack(columns, axis=1).reshape(-1)
-        else:
+        if sizes != self._sizes:
             # A seat's time is its share of the round.
             time = [np.arange(size) / max(1, size) for size in sizes]
-            order = np.argsort(np.concatenate(time), kind="stable")
+            self._sizes = sizes
+            self._merged = np.argsort(np.concatenate(time), kind="stable")
 
-            def merge(columns: list[np.ndarray]) -> np.ndarray:
-                return np.concatenate(columns)[order]
+        def merged(columns: list[np.ndarray]) -> np.ndarray:
+            return np.concatenate(columns).take(self._merged)
 
-        index = merge([cohort.seats + cohort.start for cohort in cohorts])
-        repeat = merge(
-            [np.full(c.seats.size, now - c.number, np.int32) for c in cohorts]
-        )
+        index = merged([cohort.seats + cohort.start for cohort in cohorts])
+        ages = np.array([now - cohort.number for cohort in cohorts], np.int32)
+        repeat = np.repeat(ages, sizes).take(self._merged)
         if self._uniform:
             last = repeat == self._max_uses - 1
         else:
-            left = merge([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
+            left = merged([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
             alive = left > 0
             index, repeat, last = index[alive], repeat[alive], left[alive] == 1
-        newest = np.maximum.accumulate(index)
-        return Piece(now, first.start, first.carry, index, repeat, last, newest)
+        return Piece(now, first.start, first.carry, index, repeat, last)
 
     def most_rereads(self) -> int:
         """Returns the items of the rounds that are still in use."""
@@ -300,11 +287,7 @@ class Spread(Order):
             return
         # Merging the cohorts moves a use by at most this many places.
         slack, length = self._max_uses + 2, self._steady * factor
-        latest: dict[int, int] = {}
-        for position, (index, _) in enumerate(uses[:end]):
-            before = latest.get(index, -1)
-            lag = position - before
+        for before, position, _, lag in lags(uses[:end]):
             if before >= warm and abs(lag - length) > length / 2 + slack:
                 expected = f"half to one and a half rounds of {float(length):.4g} uses"
                 yield f"at use {position}", expected, f"a lag of {lag}"
-            latest[index] = position

@@ -53,8 +53,11 @@ class WindowShuffle(Order):
                 f"most {(1 << fits // 2) - 1}, which is far beyond what longer lags "
                 "gain"
             )
-        self.num_slots = self.buffer + 1
-        self.window = 2 * self.delay + 2
+        # Lanes differ by at most the delay, and by about the root of the buffer; ten
+        # times the root is more than ten standard deviations.
+        drift = min(2 * self.buffer, math.ceil(10 * self.buffer**0.5))
+        self.num_slots = self.buffer + 1 + drift
+        self.window, self.stride = 2 * self.delay + 2, self.delay
         self._key = sequence(self.seed, 1)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
@@ -77,13 +80,9 @@ class WindowShuffle(Order):
             leaving >>= self._repeat_bits + 1
             leaving &= (1 << (self._use_bits - self._repeat_bits - 1)) - 1
             leaving += first - self.delay
-            newest = np.maximum.accumulate(leaving)
-            yield Piece(round_, anchor, carry, leaving, repeat, last, newest)
+            yield Piece(round_, anchor, carry, leaving, repeat, last)
             round_, anchor, carry, after = round_ + 1, first, after, next_carry
             first += self.delay
-
-    def next_anchor(self, index: int) -> int:
-        return -(-index // self.delay) * self.delay
 
     def _uses(
         self, start: int, count: int, first: int, carry: int
@@ -95,28 +94,20 @@ class WindowShuffle(Order):
         if count <= 0:
             return np.zeros(0, np.int64), carry
         num_uses, after = self.schedule.uses(start, count, carry)
-        most, least = int(num_uses.max()), int(num_uses.min())
         item = np.arange(start, start + count)
+        repeat = np.arange(num_uses.max())[:, None]
+        is_due = repeat < num_uses
         # An item's delays in ascending order: the first of its uses to leave is repeat
         # 0, whichever was drawn first. Missing uses come last.
-        delays = np.empty((most, count), np.uint16)
-        for repeat, row in enumerate(delays):
-            random = mix(self._key, (item << self._repeat_bits) + repeat)
-            row[:] = random >> np.uint64(64 - self._delay_bits)
-            if repeat >= least:
-                np.copyto(row, 0xFFFF, where=num_uses <= repeat)
+        random = mix(self._key, (item << self._repeat_bits) + repeat)
+        random >>= np.uint64(64 - self._delay_bits)
+        delays = np.where(is_due, random, 0xFFFF).astype(np.uint16)
         _sort_columns(delays)
-        base = (item - first) << (self._delay_bits + self._use_bits)
-        base |= (item - (first - self.delay)) << (self._repeat_bits + 1)
-        uses = delays.astype(np.int64)
-        uses *= self.delay << self._use_bits
-        for repeat, row in enumerate(uses):
-            row += base
-            row += 2 * repeat
-            row += num_uses == repeat + 1
-        if least == most:
-            return uses.reshape(-1), after
-        return uses[np.arange(most)[:, None] < num_uses], after
+        uses = delays.astype(np.int64) * (self.delay << self._use_bits)
+        uses += (item - first) << (self._delay_bits + self._use_bits)
+        uses += (item - (first - self.delay)) << (self._repeat_bits + 1)
+        uses += 2 * repeat + (repeat + 1 == num_uses)
+        return uses[is_due], after
 
     def most_rereads(self) -> int:
         return 2 * self.buffer

@@ -19,7 +19,6 @@ import numpy as np
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import Piece, rounds_of
-from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.base import (
     Decision,
     Plan,
@@ -360,13 +359,12 @@ class _FixedLane:
         if keep.all():
             return piece
         index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
-        newest = np.maximum.accumulate(index)
-        return replace(piece, index=index, repeat=repeat, last=last, newest=newest)
+        return replace(piece, index=index, repeat=repeat, last=last)
 
     def _where(self) -> tuple[int, int, int, int]:
         """Returns the round, its anchor, its carry, and its number of emitted uses."""
         piece, at = self._piece, self._at
-        if not isinstance(self._rounds, Consecutive):
+        if not self._rounds.by_item:
             return piece.round, piece.anchor, piece.carry, self._in_round + at
         if at < piece.index.size:
             item, position = int(piece.index[at]), int(piece.repeat[at])
@@ -447,13 +445,6 @@ def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _room_ahead(spec: EchoSpec, rows: int, max_batches: int) -> int:
     """Returns the slots of a lane for items that are written before it uses them."""
     # They are for the rest of a host batch, and for the fresh items of all batches that
-    # are drawn together, which cannot use slots that they free themselves. In order
-    # ``window_shuffle`` the fresh items of a batch vary, and lanes drift apart. Both
-    # vary by at most the delay, and by about the root of the buffer; ten times the root
-    # is more than ten standard deviations. In order ``shuffle_buffer`` a lane only
-    # needs the items that enter its buffer, beside the uses in it, which have slots.
+    # are drawn together, which cannot use slots that they free themselves.
     fresh = max_batches * spec.batch_size / spec.schedule.min_factor
-    room = rows + math.ceil(fresh) + 1
-    if spec.order == "window_shuffle":
-        room += min(2 * spec.buffer, math.ceil(10 * spec.buffer**0.5))
-    return room
+    return rows + math.ceil(fresh) + 1
