@@ -50,9 +50,10 @@ class Order:
     batch_size: int
     seed: int
 
-    # Slots for all items in use between two batches, for the fresh ones of a batch, and
-    # for those by which lanes may drift apart.
+    # Slots for all items in use between two batches, and for the fresh ones of a batch.
     num_slots = 0
+    # Fresh items by which two lanes, or a batch and their mean, may differ.
+    drift = 0
     # The indices of two items in use differ by less than this.
     window = 0
     # Anchors are multiples of this.

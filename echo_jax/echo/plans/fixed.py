@@ -71,12 +71,9 @@ class FixedPlan(Plan):
         self._ahead = max(max_batches, ahead, 1) * self.batch
         if not self._by_item:
             options = (*options, self._lanes.host_batch, count)
-        room = _room_ahead(specs[0], self._lanes.rows, max_batches)
+        sizes = {"max_batches": max_batches, "uses": self._ahead, "options": options}
         try:
-            self._plans = [
-                _FixedLane(each, ahead=room, uses=self._ahead, options=options)
-                for each in specs
-            ]
+            self._plans = [_FixedLane(each, self._lanes, **sizes) for each in specs]
         except ValueError as error:
             where = f"in each of {count} lanes: " if count > 1 else ""
             raise ValueError(f"{where}{error}") from error
@@ -177,16 +174,28 @@ class _FixedLane:
     """A lane of a fixed, fractional or scheduled echo."""
 
     def __init__(
-        self, spec: EchoSpec, *, ahead: int, uses: int, options: tuple[object, ...] = ()
+        self,
+        spec: EchoSpec,
+        lanes: Lanes,
+        *,
+        max_batches: int,
+        uses: int,
+        options: tuple[object, ...],
     ):
-        # ``ahead`` fresh items may be written before a use needs them, and at most
-        # ``uses`` are decided at once.
+        # At most ``uses`` are decided at once.
         self._spec = spec
         self._fingerprint = spec.fingerprint
         if options:
             self._fingerprint = fingerprint(spec.fingerprint, *options)
         self._rounds = rounds_of(spec)
-        self.num_slots = self._rounds.num_slots + ahead
+        # Items wait in slots for their first use: the rest of a host batch, and the
+        # fresh items of all batches that are drawn together, which cannot use slots
+        # that they free themselves. Several lanes also wait for each other.
+        drawn = max_batches * spec.batch_size
+        fresh = math.ceil(drawn / spec.schedule.min_factor) + self._rounds.drift
+        if lanes.count == 1:
+            fresh = min(fresh, drawn)
+        self.num_slots = self._rounds.num_slots + lanes.rows + fresh + 1
         fresh = uses // int(spec.schedule.min_factor) + 1
         span = 1 << (self._rounds.window + 2 * self.num_slots + fresh).bit_length()
         self._wrap = span - 1
@@ -440,11 +449,3 @@ class _FixedLane:
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Returns ``np.stack`` of arrays, in a tenth of the time for one array."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-
-
-def _room_ahead(spec: EchoSpec, rows: int, max_batches: int) -> int:
-    """Returns the slots of a lane for items that are written before it uses them."""
-    # They are for the rest of a host batch, and for the fresh items of all batches that
-    # are drawn together, which cannot use slots that they free themselves.
-    fresh = max_batches * spec.batch_size / spec.schedule.min_factor
-    return rows + math.ceil(fresh) + 1
