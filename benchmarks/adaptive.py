@@ -213,13 +213,13 @@ def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
     most = 0
     feed = DeviceFeed(_producer(service_s), plan, buffer, prefetch=prefetch)
     with closing(feed):
-        inputs = feed.next()
+        inputs = feed.take()
         batch = exchange(feed.arrays, inputs)  # compiles
         jax.block_until_ready(batch)
         accelerator = _Accelerator()
         start, fresh = time.perf_counter(), feed.counts.fresh
         while time.perf_counter() - start < horizon:
-            inputs = feed.next()
+            inputs = feed.take()
             assert inputs is not None, "the producer never ends"
             most = max(most, int(inputs.repeat.max()) + 1)
             batch = exchange(feed.arrays, inputs)

@@ -5,7 +5,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,10 +55,9 @@ def make_feed(
     source = PeekedIterator(source)
     first = source.peek()
     rows = len(jax.tree.leaves(first)[0])
-    layout = EchoBuffer.of(first, num_slots=1, num_lanes=num_lanes)
-    lanes = Lanes(rows, layout.num_lanes)
+    buffer = EchoBuffer.of(first, num_lanes=num_lanes)
+    lanes = Lanes(rows, buffer.num_lanes)
     plan = make_plan(spec, lanes=lanes, max_batches=max_batches)
-    buffer = replace(layout, num_slots=plan.num_slots)
     return DeviceFeed(source, plan, buffer, **options)
 
 
@@ -80,7 +78,8 @@ class Exchange:
         rows = len(jax.tree.leaves(batch)[0])
         plan = make_plan(spec, lanes=Lanes(rows, jax.device_count()))
         self.buffer = EchoBuffer.of(batch, num_slots=plan.num_slots)
-        self.batch, self.arrays = self.buffer.put(batch), self.buffer.init()
+        self.batch = jax.device_put(batch, self.buffer.sharding)
+        self.arrays = self.buffer.init()
         self._to_transfer = batch if transfers else None
         self._write, self._read = jitted_write(self.buffer), jax.jit(self.buffer.draw)
         outputs = outputs_of(plan, sys.maxsize, plan.batch)
@@ -251,7 +250,7 @@ def draws() -> list[Result]:
         return all_of_them
 
     def fed(feed: DeviceFeed, program: Any, count: int) -> Any:
-        inputs = feed.next(count)
+        inputs = feed.take(count)
         return program(feed.arrays, inputs)
 
     turn = itertools.cycle(picks)
@@ -391,7 +390,7 @@ class _Inserts:
         batch = next(host_batches(_BATCH))
         self.buffer = EchoBuffer.of(batch, num_slots=size)
         self.arrays = self.buffer.init()
-        self.batch = self.buffer.put(batch)
+        self.batch = jax.device_put(batch, self.buffer.sharding)
         rng = np.random.default_rng(0)
         self.slots = [
             rng.choice(size, _BATCH, replace=False)
@@ -438,7 +437,7 @@ def p10() -> Result:
             if at == 0:  # warm
                 sent[0] = 0
             before = feed.arrays
-            inputs = feed.next()
+            inputs = feed.take()
             assert inputs is not None
             sent[0] += inputs.uses.nbytes
             if feed.arrays is not before:  # The slots that were written.

@@ -40,9 +40,9 @@ def _loader(kind: str, seed: int) -> Iterator[dict[str, np.ndarray]]:
 def _measure(who: str, kind: str, seed: int) -> tuple[float, float]:
     """Returns seconds of an update, and the fresh share of the examples."""
     mesh = jax.make_mesh((2,), ("data",))
-    place, loader = Placement.of(mesh, ("data",)), _loader(kind, seed)
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    place, loader = Placement.of(sharding), _loader(kind, seed)
     if who == "first":
-        sharding = NamedSharding(mesh, PartitionSpec("data"))
         spec = ej.AdaptiveSpec(4, 64 * _ROWS, _ROWS)
         echo = ej.device.echo_batches(loader, spec, sharding=sharding)
     else:

@@ -61,11 +61,11 @@ def _fed(
 
     fed = jax.jit(echoed, donate_argnums=0)
     held = jax.jit(update, donate_argnums=0)
-    constant = buffer.put(constant)
+    constant = jax.device_put(constant, buffer.sharding)
     states = {"fed": state, "held": jax.tree.map(jnp.copy, state)}
 
     def from_buffer() -> Any:
-        inputs = feed.next()
+        inputs = feed.take()
         states["fed"] = fed(states["fed"], feed.arrays, inputs)
         return _some_of(states["fed"])
 
@@ -204,7 +204,7 @@ def h5(*, small: bool = False) -> Result:
     _check_last_slots(exchange, batch_of_images)
     state, update = _training(task)
     held = jax.jit(update, donate_argnums=0)
-    constant = buffer.put(batch_of_images)
+    constant = jax.device_put(batch_of_images, buffer.sharding)
     states = [state]
 
     def train() -> Any:

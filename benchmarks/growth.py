@@ -116,7 +116,7 @@ def _feed(case: _Case) -> DeviceFeed:
 
 def _fill(feed: DeviceFeed, items: int) -> None:
     while feed.counts.fresh < items:
-        feed.next()
+        feed.take()
 
 
 def _draw_s(feed: DeviceFeed) -> float:
@@ -124,7 +124,7 @@ def _draw_s(feed: DeviceFeed) -> float:
 
     def draw() -> None:
         for _ in range(_DRAWS):
-            feed.next()
+            feed.take()
             jax.block_until_ready(feed.arrays)
 
     return seconds(draw) / _DRAWS
@@ -149,7 +149,7 @@ def _beside(case: _Case) -> tuple[float, float, int]:
 
     def restore() -> None:
         made[0].set_state(state)
-        made[0].next()
+        made[0].take()
         jax.block_until_ready(made[0].arrays)
 
     with closing(made[0]):

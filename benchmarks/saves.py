@@ -142,7 +142,7 @@ def p12(pairs: int = 41) -> Result:
         tempfile.TemporaryDirectory() as folder,
         closing(make_feed(spec, source, prefetch=2)) as feed,
     ):
-        feed.next()
+        feed.take()
         top = run_folder(folder)
         seconds: dict[bool, list[float]] = {False: [], True: []}
         for number in range(pairs + 1):

@@ -114,7 +114,7 @@ class _Trainer:
             return self._update(weights, batch)
 
         def step() -> jax.Array:
-            inputs = feed.next()
+            inputs = feed.take()
             self.weights = program(self.weights, feed.arrays, inputs)
             return self.weights
 

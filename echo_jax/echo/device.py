@@ -8,35 +8,32 @@ batch, with a random key for every use. uint8 stays uint8 until the step casts i
 `echo_batches` makes an iterator of device batches, for any trainer. A trainer that
 gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly::
 
-    buffer = EchoBuffer.of(host_batch, num_slots=plan.num_slots, ...)
-    with closing(DeviceFeed(host_batches, plan, buffer)) as feed:
-        while (inputs := feed.next()) is not None:
-            state = step(state, feed.arrays, inputs)  # uses buffer.draw
+    with closing(DeviceFeed(host_batches, plan, EchoBuffer.of(host_batch))) as feed:
+        while (inputs := feed.take()) is not None:
+            state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.default_spec import default_spec, free_on
-from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
+from echo_jax.echo.device_feed import DeviceFeed, plan_of_size
 from echo_jax.echo.device_in_step import StepEcho
 from echo_jax.echo.driver import Driver, Turn, prefetched
 from echo_jax.echo.iterator import EchoIterator
-from echo_jax.echo.plans import make_plan
-from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
-from echo_jax.echo.processes import AgreedIterator, Meeting, Placement
+from echo_jax.echo.processes import AgreedIterator, Placement
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
-from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput, default_mesh
+from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput, split_over
 
 __all__ = [
     "DeviceEchoIterator",
@@ -45,7 +42,7 @@ __all__ = [
     "StepEcho",
     "StepInput",
     "echo_batches",
-    "largest_buffer",
+    "plan_of_size",
 ]
 
 
@@ -58,27 +55,31 @@ class DeviceEchoIterator(EchoIterator):
         self,
         iterator: Iterator[Any],
         spec: AnySpec | None,
-        options: "_Options",
+        *,
+        place: Placement,
+        lanes: Sequence[int],
+        augment: Augment | None,
+        buffer_bytes: int,
+        prefetch: int,
+        timeout_s: float,
         **common: Any,
     ):
-        self._meeting: Meeting | None = None
-        self._peeked = PeekedIterator(iterator)
-        if options.place.sharding is not None:
-            mesh, limit_s = options.place.sharding.mesh, options.timeout_s
-            assert isinstance(mesh, Mesh)
-            self._meeting = Meeting(mesh, limit_s)
-            self._peeked = AgreedIterator(iterator, self._meeting)
+        self._peeked, self._agreed = PeekedIterator(iterator), None
+        if place.own is not place.sharding:
+            self._agreed = AgreedIterator(iterator, place.sharding, timeout_s)
+            self._peeked = self._agreed
         super().__init__(self._peeked, spec, batch=True, **common)
-        self._options = options
+        self._place, self._lanes, self._augment = place, lanes, augment
+        self._buffer_bytes, self._prefetch = buffer_bytes, prefetch
         self._layout: EchoBuffer | None = None
 
     @property
     def counts(self) -> Counts:
         """The fresh items taken, and the uses and repeats made so far."""
-        counts, place = super().counts, self._options.place
+        counts = super().counts
         # Lanes that take fresh items at the same batches have the same counts.
         if self._spec is not None and lanes_are_alike(self._spec):
-            counts = Counts(*map(place.over_all, astuple(counts)))
+            counts = Counts(*map(self._place.over_all, astuple(counts)))
         return counts
 
     @property
@@ -94,104 +95,76 @@ class DeviceEchoIterator(EchoIterator):
     def _items(self, length: int) -> int:
         if self._driver is None:
             return length * getattr(self._spec, "batch_size", 1)
-        return length * self._options.place.over_all(self._feed.buffer.rows)
+        return length * self._place.over_all(self._feed.buffer.rows)
 
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
         feed = self._feed
-        inputs, (index, repeat) = feed.inputs(at, stop)
+        uses, (index, repeat) = feed.inputs(at, stop)
         # A smaller batch has its own program, so that an augmentation sees only real
         # rows. The call transfers the integers, as a write does.
         with jax.transfer_guard_host_to_device("allow"):
-            batch = self._draw(feed.arrays, inputs)
-        return self._options.place.joined(batch), UseInfo(index[0], repeat[0])
+            batch = self._draw(feed.arrays, uses)
+        return self._place.joined(batch), UseInfo(index[0], repeat[0])
 
     def _start(self, turn: Turn) -> Driver:
-        options, place = self._options, self._options.place
+        place, own, agreed = self._place, self._lanes, self._agreed
         # A feed that is replaced leaves its layout, and an upstream past the start.
-        first = self._peeked.peek() if self._layout is None else None
-        if self._meeting is None:
-            room = self._laid_out(first)[1]
-        else:
-            room = self._meeting.check_alike(partial(self._laid_out, first))
+        lay_out = partial(self._lay_out, None if self._layout else self._peeked.peek())
+        room = lay_out()[1] if agreed is None else agreed.check_alike(lay_out)
         layout = self._layout
         assert layout is not None
-        count, rows = map(place.over_all, (layout.num_lanes, layout.rows))
-        own = place.own_lanes(options.num_lanes)
-        lanes = Lanes(rows, count, own)
-        if self._spec is None:
-            self._spec = default_spec(rows, layout.bytes_per_item, room)
-        drifting = self._meeting is not None and not lanes_are_alike(self._spec)
-        if drifting:
-            # Only a plan of all lanes knows when one of them needs fresh items, and how
-            # many rows a last batch has.
-            lanes = Lanes(rows, count)
-        make = partial(_plan_of, self._spec, lanes)
-        size = self._spec.buffer
-        if options.buffer_bytes:
-            fits = options.buffer_bytes // layout.bytes_per_item
-            size = largest_buffer(make, fits, count)
-        plan = make(size)
-        buffer = replace(layout, num_slots=plan.num_slots)
+        rows, count = place.over_all(layout.rows), place.over_all(len(own))
+        spec = self._spec or default_spec(rows, layout.bytes_per_item, room)
+        # Else only a plan of all lanes knows when one of them needs fresh items, and
+        # how many rows a last batch has.
+        alike = agreed is None or lanes_are_alike(spec)
         self._feed = DeviceFeed(
             self._peeked,
-            plan,
-            buffer,
-            seed=None if options.augment is None else self._spec.seed,
-            prefetch=options.prefetch,
+            plan_of_size(
+                spec,
+                Lanes(rows, count, own if alike else range(count)),
+                layout.bytes_per_item,
+                self._buffer_bytes,
+            ),
+            layout,
+            seed=None if self._augment is None else spec.seed,
+            prefetch=self._prefetch,
+            lanes=None if alike else own,
             turn=turn,
-            lanes=own if drifting else None,
-            meeting=self._meeting,
+            agree=agreed.follow_first if agreed else lambda ask: ask(),
         )
-        self._draw = _jitted_draw(buffer, options.augment)
-        return self._feed.driver
+        self._spec, self._draw = spec, _jitted_draw(self._feed.buffer, self._augment)
+        return self._feed
 
-    def _laid_out(self, batch: Any) -> tuple[str, int]:
+    def _lay_out(self, batch: Any) -> tuple[str, int]:
         """Lays out the buffer; returns what is alike in all processes, and its room."""
-        options, place = self._options, self._options.place
+        place, num_lanes = self._place, len(self._lanes)
         layout = self._layout = self._layout or EchoBuffer.of(
-            batch,
-            num_slots=1,
-            num_lanes=len(place.own_lanes(options.num_lanes)),
-            mesh=place.mesh,
-            axes=place.axes,
+            batch, num_lanes=num_lanes, sharding=place.own
         )
-        if isinstance(self._peeked, AgreedIterator):
-            self._peeked.check = layout.checked
-        devices = layout.mesh.local_devices
+        if self._agreed is not None:
+            self._agreed.check = layout.checked
+        devices = layout.sharding.addressable_devices
         # A device that does not tell has as much as one batch needs.
         free = [free_on(device, len(devices)) or 0 for device in devices]
-        room = sum(free) * layout.num_shards // layout.mesh.size
+        room = sum(free) * layout.num_shards // len(devices)
         named = {
             "spec": self._spec,
             "rows on each shard": layout.rows // layout.num_shards,
             "examples of": jax.tree.unflatten(layout.structure, layout.items),
-            "buffer_bytes": options.buffer_bytes,
-            "num_lanes": options.num_lanes,
-            "prefetch": options.prefetch,
+            "buffer_bytes": self._buffer_bytes,
+            "num_lanes": place.over_all(num_lanes),
+            "prefetch": self._prefetch,
             "drop_remainder": self._drop_remainder,
         }
         # Without the addresses of functions, such as that of a factor.
         return re.sub(r" at 0x[0-9a-f]+", "", str(named)), place.over_all(room)
 
-    def _stop(self) -> None:
-        if self._driver is not None:
-            self._feed.close()
-
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; the upstream stays open."""
         super().close()
-        if isinstance(self._peeked, AgreedIterator):
-            self._peeked.close()
-
-
-@dataclass(frozen=True)
-class _Options:
-    place: Placement
-    num_lanes: int
-    augment: Augment | None
-    buffer_bytes: int
-    prefetch: int
-    timeout_s: float
+        if self._agreed is not None:
+            self._agreed.close()
 
 
 def echo_batches(
@@ -212,11 +185,8 @@ def echo_batches(
 
     Every fresh batch is sent once, ahead of its use. The spec says how the training
     batches are drawn from a buffer in accelerator memory. Every use is augmented there
-    again.
-
-    Without a spec it is an adaptive echo, chosen as `echo_jax.echo_batches` does: the
-    loader's own batch size, at most 4 uses, and a buffer of at most 64 batches and a
-    tenth of the devices' free memory.
+    again. Without a spec the echo is that of `echo_jax.echo_batches`, within a tenth of
+    the devices' free memory.
 
     If the mesh has devices of several processes, every process calls this with a loader
     of its own rows: the parts of a host batch that its devices hold, in their order.
@@ -226,13 +196,11 @@ def echo_batches(
     first process's decisions.
 
     Args:
-      loader: Yields host batches of one size: pytrees of arrays with a first axis.
-        Their size may differ from that of the training batches. The echo's state can be
-        saved if their iterator has ``get_state`` and ``set_state``, or if the loader
-        has ``state_dict`` and ``load_state_dict``.
-      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-        ``batch_size`` is that of the training batches, and ``buffer`` counts examples
-        over all devices. None to choose it by the first batch.
+      loader: Yields host batches of one size: pytrees of arrays with a first axis. The
+        state can be saved if that of `echo_jax.echo_batches` can.
+      spec: An `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`. ``batch_size`` is that of
+        the training batches, which may be another than the loader's, and ``buffer``
+        counts examples over all devices. None to choose it by the first batch.
       mesh: The devices; all of this process by default. A batch is split over all of
         its axes.
       sharding: The sharding that batches are to have, instead of ``mesh``. Its spec
@@ -253,17 +221,15 @@ def echo_batches(
         in seconds.
 
     Returns:
-      The iterator of batches, sharded over the devices, with ``counts``, ``tags``,
-      ``log``, ``buffer``, ``get_state``, ``set_state`` and ``close``; a context
-      manager. It has a ``__length_hint__`` if the loader has a ``len`` and the spec is
-      an `EchoSpec`.
+      The `EchoIterator` of batches, sharded over the devices, which also has the layout
+      of its ``buffer``.
 
     Raises:
       TypeError: The spec or an option has another type.
-      ValueError: The sharding splits another axis than that of the examples. With the
-        first batch, if the buffer does not fit, or is too small for ``spread`` without
-        twins (two uses of an item in one batch), or if other processes make another
-        echo.
+      ValueError: The sharding splits another axis than that of the examples, or the
+        lanes are not a multiple of its parts. With the first batch, if the buffer does
+        not fit, or is too small for ``spread`` without twins (two uses of an item in
+        one batch), or if other processes make another echo.
 
     Example:
       >>> import numpy as np
@@ -273,29 +239,25 @@ def echo_batches(
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
-    axes: tuple[str, ...] = ()
-    if sharding is not None:
-        mesh, axes = _rows_of(sharding, mesh)
-    options = _Options(
-        place=Placement.of(mesh or default_mesh(), axes),
-        num_lanes=integer("num_lanes", num_lanes, 0),
+    sharding = _of_rows(split_over(mesh) if sharding is None else sharding, mesh)
+    place = Placement.of(sharding)
+    return DeviceEchoIterator(
+        iterator_of(loader),
+        spec,
+        place=place,
+        lanes=place.own_lanes(integer("num_lanes", num_lanes, 0)),
         augment=augment,
         buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
         prefetch=prefetched(spec or AdaptiveSpec(), prefetch, default=2),
         timeout_s=timeout_s,
-    )
-    return DeviceEchoIterator(
-        iterator_of(loader),
-        spec,
-        options,
         drop_remainder=drop_remainder,
         tags=tags,
         length=length_of(loader),
     )
 
 
-def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:
-    """Returns the mesh of a sharding, and the axes that split the examples."""
+def _of_rows(sharding: Any, mesh: Mesh | None) -> NamedSharding:
+    """Returns a sharding of rows alone; raises if it does not split them."""
     fix = 'Use NamedSharding(mesh, PartitionSpec("data")).'
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(f"sharding must be a NamedSharding, got {sharding!r}. {fix}")
@@ -307,18 +269,13 @@ def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:
             f"sharding must split the examples, and nothing else, got {sharding.spec}. "
             f"{fix}"
         )
-    names = first if isinstance(first, tuple) else (first,)
-    return sharding.mesh, tuple(map(str, names))
-
-
-def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:
-    return make_plan(replace(spec, buffer=buffer), lanes=lanes)
+    return NamedSharding(sharding.mesh, PartitionSpec(first))
 
 
 @lru_cache(maxsize=8)
 def _jitted_draw(buffer: EchoBuffer, augment: Augment | None) -> Callable[..., Any]:
-    def draw(arrays: Any, inputs: StepInput) -> Any:
-        (batch,) = buffer.draw(arrays, inputs, augment)
+    def draw(arrays: Any, uses: Any) -> Any:
+        (batch,) = buffer.draw(arrays, StepInput(uses), augment)
         return batch
 
     return jax.jit(draw, out_shardings=buffer.sharding)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.plans import make_plan, outputs_of
+from echo_jax.echo.device_feed import pack
+from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
@@ -75,8 +75,7 @@ class StepEcho:
                 "an adaptive echo decides by the data that is ready in training. Use "
                 "AdaptiveSpec(replay=batches.log), of an earlier echo, or an EchoSpec."
             )
-        mesh = default_mesh(1)
-        buffer = EchoBuffer.of(batch, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+        buffer = EchoBuffer.of(batch, num_lanes=num_lanes, mesh=default_mesh(1))
         plan = make_plan(spec, lanes=Lanes(buffer.rows, buffer.num_lanes))
         return cls(replace(buffer, num_slots=plan.num_slots), plan.batch, spec)
 
@@ -91,20 +90,29 @@ class StepEcho:
           many host batches each of them takes, ``int64[N]``; and the tags of their
           rows, ``int64[N, B]`` and ``int32[N, B]``.
         """
+        spec, size, num_slots = self.spec, self.size, self.buffer.num_slots
         lanes = Lanes(self.buffer.rows, self.buffer.num_lanes)
-        writes, uses = _run(self.spec, lanes, num_host_batches * lanes.rows)
-        taken = np.array([slots.size // self.buffer.rows for slots in writes], np.int64)
-        shape = (len(taken), 3, lanes.count, self.size)
-        slots, index, repeat = np.array(uses, np.int64).reshape(shape).swapaxes(0, 1)
-        words = seed_for_use(self.spec.seed, index, repeat).view(np.int32)
+        total, plan = num_host_batches * lanes.rows, make_plan(spec, lanes=lanes)
+        end = len(spec.replay or ()) if isinstance(spec, AdaptiveSpec) else None
+        fresh, writes, uses = [], [], [Uses.none(lanes.count)]
+        for slots, batch in itertools.islice(outputs_of(plan, total, size), end):
+            fresh.append(slots)
+            if batch.size == size:
+                writes.append(np.concatenate(fresh, axis=1))
+                uses.append(batch)
+                fresh = []
+        columns = [(each.slots, each.fresh_index, each.repeat) for each in uses]
+        joined = [np.concatenate(each, axis=1) for each in zip(*columns, strict=True)]
+        packed, *tags = pack(Uses(*joined), size, spec.seed)
+        packed = packed.reshape(-1, 4, lanes.count, size).swapaxes(1, 2)
+        taken = np.array([each.shape[1] // lanes.rows for each in writes], np.int64)
         most = lanes.rows * int(taken.max(initial=1))
-        shape = (*slots.shape[:2], most + 4 * self.size)
-        integers = np.full(shape, self.buffer.num_slots, np.int32)
+        shape = (len(taken), lanes.count, most + 4 * size)
+        integers = np.full(shape, num_slots, np.int32)
         for number, into in enumerate(writes):
             integers[number, :, : into.shape[1]] = into
-        integers[..., most:] = np.concatenate([slots, repeat, words], axis=-1)
-        tags = np.stack([index, repeat]).reshape(2, len(taken), lanes.count * self.size)
-        return integers, taken, UseInfo(tags[0], tags[1].astype(np.int32))
+        integers[..., most:] = packed.reshape(len(taken), lanes.count, 4 * size)
+        return integers, taken, UseInfo(*tags)
 
     def init(self) -> Any:
         """Returns empty slots, arrays ``[G, ...]``; may be traced."""
@@ -126,7 +134,7 @@ class StepEcho:
         slots = integers[:, : -4 * self.size]
         lanes, rows = len(slots), self.buffer.rows // self.buffer.num_lanes
         count = slots.shape[1] // rows
-        self.buffer.check(jax.tree.map(lambda leaf: leaf[0], fresh), lanes * rows)
+        self.buffer.checked(jax.tree.map(lambda leaf: leaf[0], fresh), lanes * rows)
 
         def by_lane(leaf: Any) -> jax.Array:
             # Positions after the last host batch are of those that are not taken.
@@ -154,18 +162,5 @@ class StepEcho:
 
     def keys(self, integers: Any) -> jax.Array:
         """Returns the random key of every row, ``key[B]``."""
-        return self.buffer.keys(integers[:, -2 * self.size :].reshape(-1, 2))
-
-
-def _run(spec: AnySpec, lanes: Lanes, total: int) -> tuple[list[Any], list[Any]]:
-    """Returns the slots that each whole batch writes; slots, index, repeat of uses."""
-    plan = make_plan(spec, lanes=lanes)
-    end = len(spec.replay or ()) if isinstance(spec, AdaptiveSpec) else None
-    fresh, writes, uses = [], [], []
-    for slots, batch in itertools.islice(outputs_of(plan, total, plan.batch), end):
-        fresh.append(slots)
-        if batch.size == plan.batch:
-            writes.append(np.concatenate(fresh, axis=1))
-            uses.append((batch.slots, batch.fresh_index, batch.repeat))
-            fresh = []
-    return writes, uses
+        words = integers[:, -2 * self.size :].reshape(len(integers), 2, self.size)
+        return self.buffer.keys(words.swapaxes(1, 2).reshape(-1, 2))

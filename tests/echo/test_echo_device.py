@@ -156,14 +156,12 @@ def feed_of(spec, lanes=1, rows=16, num_batches=20, **options):
     """A feed over so many batches, one lane on each device; and how often it reads."""
     plan = make_plan(spec, lanes=Lanes(rows, lanes), **options)
     upstream = Chunks(num_batches, rows)
-    buffer = ej.device.EchoBuffer.of(
-        next(Chunks(1, rows)), num_slots=plan.num_slots, mesh=mesh_of(lanes)
-    )
+    buffer = ej.device.EchoBuffer.of(next(Chunks(1, rows)), mesh=mesh_of(lanes))
     return ej.device.DeviceFeed(upstream, plan, buffer, prefetch=0), upstream
 
 
 def put(feed, count=1):
-    return jax.device_put(feed.next(count), feed.buffer.input_sharding)
+    return jax.device_put(feed.take(count), feed.buffer.input_sharding)
 
 
 def test_a_draw_communicates_nothing_between_devices():
@@ -202,7 +200,7 @@ def test_a_write_waits_for_updates_that_still_read():
         inputs = put(feed)
         found.append((late(feed.arrays, inputs, weights), feed.tags.fresh_index[0]))
     # Every slot was written several times while all of them were in flight.
-    assert feed.next() is None and feed.buffer.num_slots < 24 * 16 / 4
+    assert feed.take() is None and feed.buffer.num_slots < 24 * 16 / 4
     for index, expected in found:
         np.testing.assert_array_equal(index, expected)
 
@@ -333,8 +331,8 @@ def test_a_smaller_batch_is_left_out_where_asked():
 def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     feed, _ = feed_of(ej.EchoSpec(batch_size=6), 1, 8, 2, max_batches=2)
     with closing(feed):
-        assert feed.next(1).uses.shape[-1] == 6
-        assert feed.next(2) is None  # Of 6 and of 4.
+        assert feed.take(1).uses.shape[-1] == 6
+        assert feed.take(2) is None  # Of 6 and of 4.
 
 
 @pytest.mark.parametrize(
@@ -344,9 +342,9 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
             ej.EchoSpec(2, 96, "window_shuffle", 16),
             4,
             5,
-            "Make the plan with max_batches=5",
+            "Make the plan with max_batches=5;",
         ),
-        (ej.EchoSpec(batch_size=16), 1, 0, "Ask for at least 1"),
+        (ej.EchoSpec(batch_size=16), 1, 0, "Make the plan"),
         (ej.AdaptiveSpec(buffer=16, batch_size=16), 1, 2, "one batch at a time"),
     ],
 )
@@ -354,7 +352,7 @@ def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked, fi
     feed, _ = feed_of(spec, max_batches=most)
     with closing(feed):
         with pytest.raises(ValueError, match=f"1 to {most}, got {asked}.*{fix}"):
-            feed.next(asked)
+            feed.take(asked)
         # Nothing was taken, and the feed goes on.
-        assert feed.next(most).uses.shape[0] == most
+        assert feed.take(most).uses.shape[0] == most
         assert feed.counts.uses == most * 16

@@ -376,7 +376,7 @@ TILES = [
 def tiled(rows, num_slots):
     """A buffer as on a TPU, its empty slots, and its compiled functions."""
     buffer = EchoBuffer.of(rows, num_slots=num_slots, mesh=mesh_of(1))
-    buffer = dataclasses.replace(buffer, tiled=True, in_turn=False)
+    buffer = dataclasses.replace(buffer, tiled=True)
     return buffer, buffer.init(), jax.jit(buffer.write), jax.jit(buffer.read)
 
 

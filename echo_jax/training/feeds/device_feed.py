@@ -7,15 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.config import Config
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
+from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, plan_of_size
 from echo_jax.echo.finite import BadItem
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.plans import make_plan
-from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
 from echo_jax.echo.shard import SINGLE, DataShard
@@ -24,35 +22,10 @@ from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import put
 from echo_jax.workloads.base import Augment, Batch
 
-__all__ = ["DeviceBatching", "DeviceEchoFeed", "count_lanes", "make_device_plan"]
+__all__ = ["DeviceBatching", "DeviceEchoFeed", "count_lanes"]
 
 # A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20
-
-
-# The spec and the batch size are those over all devices and processes.
-def make_device_plan(
-    spec: AnySpec,
-    *,
-    host_batch_size: int,
-    num_lanes: int,
-    shards: Sequence[DataShard] = (SINGLE,),
-    max_batches: int = 1,
-) -> Plan:
-    """Returns the plan of an echo on the devices, for this process' lanes."""
-    # Else data shards may be at different items after an update.
-    if len(shards) > 1 and not lanes_are_alike(spec):
-        raise ValueError(
-            "on the devices, echo.mode=adaptive and the orders window_shuffle and "
-            "shuffle_buffer need a process for each of the "
-            f"{shards[0].count} data shards, for every shard takes fresh batches at "
-            f"updates of its own, and this process would have {len(shards)}; use as "
-            "many processes as the run was begun with"
-        )
-    each = num_lanes // shards[0].count
-    own = range(shards[0].index * each, (shards[-1].index + 1) * each)
-    lanes = Lanes(host_batch_size, num_lanes, own)
-    return make_plan(spec, lanes=lanes, max_batches=max_batches)
 
 
 def count_lanes(config: Config, mesh: Mesh, num_shards: int = 1, kept: int = 0) -> int:
@@ -81,9 +54,7 @@ class DeviceBatching:
 
     @property
     def input_sharding(self) -> NamedSharding:
-        # Every device gets the indices of its own lanes.
-        mesh = self.buffer.mesh
-        return NamedSharding(mesh, PartitionSpec(None, None, mesh.axis_names))
+        return self.buffer.input_sharding
 
     def __call__(self, arrays: Any, inputs: StepInput) -> list[Batch]:
         batches = self.buffer.draw(arrays, inputs, self.augment)
@@ -116,33 +87,34 @@ class DeviceEchoFeed:
         max_batches: int = 1,
         note: Callable[[str], None] = lambda line: None,
     ):
-        def plan_of(items: int) -> Plan:
-            return make_device_plan(
-                replace(spec, buffer=items),
-                host_batch_size=config.batch_size,
-                num_lanes=num_lanes,
-                shards=shards,
-                max_batches=max_batches,
+        first, count, num_shards = shards[0].index, len(shards), shards[0].count
+        # Else data shards may be at different items after an update.
+        if count > 1 and not lanes_are_alike(spec):
+            raise ValueError(
+                "on the devices, echo.mode=adaptive and the orders window_shuffle and "
+                "shuffle_buffer need a process for each of the "
+                f"{num_shards} data shards, for every shard takes fresh batches at "
+                f"updates of its own, and this process would have {count}; use as "
+                "many processes as the run was begun with"
             )
-
-        layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
-        items = spec.buffer
-        if config.echo.buffer_bytes:
-            fits = config.echo.buffer_bytes // layout.bytes_per_item
-            items = largest_buffer(plan_of, fits, num_lanes)
-        plan = plan_of(items)
+        each = num_lanes // num_shards
+        lanes = range(first * each, (first + count) * each)
+        lanes = Lanes(config.batch_size, num_lanes, lanes)
+        layout = EchoBuffer.of(sample, num_lanes=num_lanes, mesh=mesh)
+        plan = plan_of_size(
+            spec, lanes, layout.bytes_per_item, config.echo.buffer_bytes, max_batches
+        )
         buffer = replace(layout, num_slots=plan.num_slots)
         note(str(buffer))
         # Each process reads and writes only the buffer of its own devices.
-        own_lanes = num_lanes // shards[0].count * len(shards)
-        self._place = place = Placement.of(mesh, ())
-        own = replace(buffer, num_lanes=own_lanes, mesh=place.mesh, axes=place.axes)
+        self._place = place = Placement.of(buffer.sharding)
+        own = replace(buffer, num_lanes=len(lanes.own), sharding=place.own)
         self.num_lanes = num_lanes
         seed = int(seed_for_use(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
         self._batches = batches
-        self._first_shard, self._num_shards = shards[0].index, len(shards)
-        self._batch_rows = config.batch_size // shards[0].count * len(shards)
+        self._first_shard, self._num_shards = first, count
+        self._batch_rows = config.batch_size // num_shards * count
         self._feed = DeviceFeed(
             batches,
             plan,
@@ -172,7 +144,7 @@ class DeviceEchoFeed:
         return self._batches.t_up_bounds
 
     def take(self, num_updates: int) -> StepInput | None:
-        inputs = self._feed.next(num_updates)
+        inputs = self._feed.take(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
         self.skipped = []

@@ -17,14 +17,11 @@ from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import StepInput
+from echo_jax.echo.plans import Lanes, make_plan
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
-from echo_jax.training.feeds.device_feed import (
-    DeviceEchoFeed,
-    count_lanes,
-    make_device_plan,
-)
+from echo_jax.training.feeds.device_feed import DeviceEchoFeed, count_lanes
 from echo_jax.training.feeds.feed import Feed, HeldFeed, HostFeed, JoinedBatches
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import take_sample
@@ -119,7 +116,7 @@ def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
     lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)
     with closing(feed):
         while (inputs := feed.take(1)) is not None:
-            slots = np.asarray(cast(StepInput, inputs).slot)[0]
+            slots = cast(StepInput, inputs).uses[0, 0]
             (batch,) = jax.device_get(batching(feed.arrays, inputs))
             items = [*zip(lanes.tolist(), slots.tolist(), strict=True)]
             yield _Update(_untagged(batch), items, np.asarray(inputs.repeat)[0])
@@ -183,12 +180,8 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
     if not on_device:
         workload.train_dataset(spec)
     elif not config.echo.buffer_bytes:
-        make_device_plan(
-            spec,
-            host_batch_size=config.batch_size,
-            num_lanes=count_lanes(config, mesh),
-            max_batches=config.dispatch.steps,
-        )
+        lanes = Lanes(config.batch_size, count_lanes(config, mesh))
+        make_plan(spec, lanes=lanes, max_batches=config.dispatch.steps)
 
 
 def open_feed(
