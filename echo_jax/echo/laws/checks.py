@@ -33,19 +33,19 @@ def _exactness(trial: Trial, record: Record) -> None:
     spec, num_items, uses = trial.spec, trial.num_items, record.uses
     contents = dict(enumerate(trial.contents()))
     due = [use._replace(bits=contents.get(use.fresh_index)) for use in uses]
-    trial.compare(1, f"beside the {num_items} items", due, uses)
+    trial.compare(f"beside the {num_items} items", due, uses)
     if isinstance(spec, StochasticSpec):
         # The coins decide which uses are fresh.
         coins, taken = [], itertools.count()
         for is_fetched, size in batches_of(spec, num_items):
             coins += [next(taken) if is_fetched else None for _ in range(size)]
         fresh = [None if use.repeat else use.fresh_index for use in uses]
-        trial.compare(1, "of fresh items and, as None, repeats", coins, fresh)
+        trial.compare("of fresh items and, as None, repeats", coins, fresh)
     used = Counter(use.fresh_index for use in uses)
     for index, (least, most) in enumerate(bounds_of(spec, num_items)):
         if not least <= used[index] <= most:
             expected = f"{most}" if least == most else f"{least} to {most}"
-            trial.fail(1, f"for item {index}", f"{expected} uses", used[index])
+            trial.fail(f"for item {index}", f"{expected} uses", used[index])
 
 
 def _identity(trial: Trial, _: Record) -> None:
@@ -59,11 +59,11 @@ def _identity(trial: Trial, _: Record) -> None:
     trial = replace(trial, spec=once)
     record = trial.run()
     upstream = [Use(index, 0, bits) for index, bits in enumerate(trial.contents())]
-    trial.compare(2, "without repeats", upstream, record.uses)
-    _economy(trial, record, law=2)
+    trial.compare("without repeats", upstream, record.uses)
+    _economy(trial, record)
 
 
-def _economy(trial: Trial, record: Record, law: int = 3) -> None:
+def _economy(trial: Trial, record: Record) -> None:
     """Law 3: the outputs and the buffer bound the reads."""
     spec, newest, used_up = trial.spec, -1, 0
     bounds = bounds_of(spec, trial.num_items)
@@ -81,13 +81,13 @@ def _economy(trial: Trial, record: Record, law: int = 3) -> None:
             most = min(used_up + spec.buffer, math.inf if at_end else most)
         if reads > most + trial.read_ahead:
             expected = f"at most {most + trial.read_ahead} upstream reads"
-            trial.fail(law, f"after {number} outputs", expected, reads)
+            trial.fail(f"after {number} outputs", expected, reads)
 
 
 def _restore_anywhere(trial: Trial, record: Record) -> None:
     """Law 4: a fresh echo continues from every state, and from its own states."""
     saved = record if record.states else trial.run(states=True)
-    trial.compare(4, "when states are asked for", record.outputs, saved.outputs)
+    trial.compare("when states are asked for", record.outputs, saved.outputs)
     _check_states(trial, saved.states)
     positions = set(range(len(saved.states)))
     if trial.positions is not None:
@@ -95,11 +95,11 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
     for position in sorted(positions):
         again = trial.run(json.loads(json.dumps(saved.states[position])))
         what = f"after a restore at output {position}"
-        trial.compare(4, what, saved.outputs[position:], again.outputs)
+        trial.compare(what, saved.outputs[position:], again.outputs)
         rereads = again.reads[-1] - (saved.reads[-1] - saved.reads[position])
         if rereads > trial.max_rereads + trial.read_ahead:
             expected = f"at most {trial.max_rereads} items read again"
-            trial.fail(4, what, expected, rereads)
+            trial.fail(what, expected, rereads)
     # Then one run that is interrupted at each of these outputs.
     echo, _ = trial.start()
     outputs = []
@@ -111,7 +111,7 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
             echo.set_state(state)
         outputs += map(uses_of, one_more(echo))
     close(echo)
-    trial.compare(4, "of a run restored again and again", saved.outputs, outputs)
+    trial.compare("of a run restored again and again", saved.outputs, outputs)
 
 
 def _check_states(trial: Trial, states: list[Any]) -> None:
@@ -124,17 +124,17 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
         leaves = flatten(rest)
         for path, leaf in leaves:
             if type(leaf) is not int:
-                trial.fail(4, where, f"a plain integer at {path}", repr(leaf))
+                trial.fail(where, f"a plain integer at {path}", repr(leaf))
         if json.loads(text) != state:
-            trial.fail(4, where, "JSON without tuples or integer keys", state)
+            trial.fail(where, "JSON without tuples or integer keys", state)
         paths = [path for path, _ in leaves]
         first = first if position else paths
         if paths != first:
-            trial.fail(4, where, f"the structure {first}", paths)
+            trial.fail(where, f"the structure {first}", paths)
         size = len(json.dumps(rest))
         room = room or size + _BYTES_PER_INTEGER * len(first)
         if size > room:
-            trial.fail(4, where, f"at most {room} bytes", size)
+            trial.fail(where, f"at most {room} bytes", size)
 
 
 def _without_log(trial: Trial, where: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def _without_log(trial: Trial, where: str, part: dict[str, Any]) -> dict[str, An
             # It limits the length of the text that it reads.
             log = DecisionLog.from_json(part.pop("log"))
         except ValueError as error:
-            trial.fail(4, where, "a decision log", error)
+            trial.fail(where, "a decision log", error)
         if (trial.spec.replay or ())[: len(log)] != log:
-            trial.fail(4, where, "the decisions so far as log", log)
+            trial.fail(where, "the decisions so far as log", log)
     return part
 
 
@@ -165,11 +165,11 @@ def _no_aliasing(trial: Trial, record: Record) -> None:
 
     outputs = trial.run(consume=overwrite).outputs
     what = "after all earlier outputs were overwritten"
-    trial.compare(5, what, record.outputs, outputs)
+    trial.compare(what, record.outputs, outputs)
     for (one, leaf), (other, second) in itertools.combinations(kept, 2):
         if np.shares_memory(leaf, second):
             where = f"at outputs {one} and {other}"
-            trial.fail(5, where, "writable memory of their own", "shared memory")
+            trial.fail(where, "writable memory of their own", "shared memory")
 
 
 def _bounded_lag(trial: Trial, record: Record) -> None:
@@ -182,7 +182,7 @@ def _bounded_lag(trial: Trial, record: Record) -> None:
     else:
         broken = _broken_ring(spec, num_items, [use.fresh_index for use in record.uses])
     for where, expected, got in broken:
-        trial.fail(6, where, expected, got)
+        trial.fail(where, expected, got)
 
 
 def _broken_ring(
@@ -232,7 +232,7 @@ def _broken_ring(
 def _agreement(trial: Trial, record: Record) -> None:
     """Law 7: the tags are those of the reference plan."""
     due, _ = plan_run(trial.spec, trial.num_items)
-    trial.compare(7, "beside the plan", due, [use[:2] for use in record.uses])
+    trial.compare("beside the plan", due, [use[:2] for use in record.uses])
 
 
 def _independence(trial: Trial, record: Record) -> None:
@@ -248,10 +248,10 @@ def _independence(trial: Trial, record: Record) -> None:
     for number, (echo, found) in enumerate(zip(echoes, uses, strict=True), 2):
         close(echo)
         what = f"of instance {number}, beside instance 1"
-        trial.compare(8, what, record.uses, found)
+        trial.compare(what, record.uses, found)
 
 
-def _use_keys(trial: Trial, record: Record) -> None:
+def _per_use_randomness(trial: Trial, record: Record) -> None:
     """Law 9: every use has its own random key."""
     uses, seen, due = record.uses, Counter[int](), []
     index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
@@ -259,26 +259,26 @@ def _use_keys(trial: Trial, record: Record) -> None:
     if len(set(keys)) < len(keys):
         double = Counter(keys).most_common(1)[0][0]
         where = f"at uses {keys.index(double)} and later"
-        trial.fail(9, where, "a seed_for_use of its own", f"{double} again")
+        trial.fail(where, "a seed_for_use of its own", f"{double} again")
     for use in uses:
         due.append(use._replace(repeat=seen[use.fresh_index]))
         seen[use.fresh_index] += 1
-    trial.compare(9, "where repeats count from 0", due, uses)
+    trial.compare("where repeats count from 0", due, uses)
 
 
-CHECKS: dict[int, Callable[[Trial, Record], None]] = {
-    1: _exactness,
-    2: _identity,
-    3: _economy,
-    4: _restore_anywhere,
-    5: _no_aliasing,
-    6: _bounded_lag,
-    7: _agreement,
-    8: _independence,
-    9: _use_keys,
-    10: all_or_nothing,
-    11: one_consumer,
-}
-
+# Law 1 first.
+CHECKS: tuple[Callable[[Trial, Record], None], ...] = (
+    _exactness,
+    _identity,
+    _economy,
+    _restore_anywhere,
+    _no_aliasing,
+    _bounded_lag,
+    _agreement,
+    _independence,
+    _per_use_randomness,
+    all_or_nothing,
+    one_consumer,
+)
 # These are checked twice for an adaptive echo: also with its own decisions.
 OF_DECISIONS = {4, 7, 8}

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -38,7 +37,6 @@ _NO_FAULT = contextlib.nullcontext()
 _PATHS = sysconfig.get_paths()
 _ECHO = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LAWS = os.path.dirname(__file__) + os.sep
-_FINALIZE = weakref.finalize.__call__.__code__
 # Only the echo's own code is interrupted, not Python's library or packages.
 _LEFT_ALONE = (_LAWS, _PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], "<")
 
@@ -57,11 +55,13 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         self._before = sys.gettrace()
+        gc.disable()  # No error can be raised where another echo is being collected.
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         # An installed echo_jax is itself in a folder that is left alone.
@@ -87,17 +87,7 @@ def _is_spared(frame: FrameType) -> bool:
     ends_with = [x.argval for x in four if x.opname == "LOAD_CONST"] == [None] * 3
     # In Python 3.12, an error that a tracer raises at the next element of a
     # comprehension skips the except clauses of its function.
-    if ends_with or four[0].opname == "FOR_ITER":
-        return True
-    # Nothing can be raised where another echo is being collected. The collector calls
-    # a finalizer with the dead reference, other callers without one.
-    above: FrameType | None = frame
-    while above is not None:
-        code = above.f_code
-        if code.co_name == "__del__" or (code is _FINALIZE and above.f_locals["_"]):
-            return True
-        above = above.f_back
-    return False
+    return ends_with or four[0].opname == "FOR_ITER"
 
 
 class _Watched(Sequence[Any]):
@@ -178,19 +168,17 @@ def _check_attempts(
             after = _state_of(echo) if faults <= 4 else None
             if after is not None:
                 where = f"of a state that was saved at output {done} {what}"
-                trial.compare(
-                    10, where, record.outputs[done:], trial.run(after).outputs
-                )
+                trial.compare(where, record.outputs[done:], trial.run(after).outputs)
             output = _attempt(echo)
         if isinstance(output, BaseException):
             if refusal_ends or state is None:
                 break
             echo.set_state(state)
         elif output is None:
-            trial.compare(10, what, due[done:], [], at=done)
+            trial.compare(what, due[done:], [], at=done)
             break
         else:
-            trial.compare(10, what, due[done : done + 1], [output], at=done)
+            trial.compare(what, due[done : done + 1], [output], at=done)
             done, state = done + 1, _state_of(echo)
     close(echo)
 
@@ -240,19 +228,19 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
         try:
             first = threads.submit(_attempt, echo)
             if not started.wait(4 * _ANSWER_S):
-                trial.fail(11, "at the start", "a read of the upstream", "none")
+                trial.fail("at the start", "a read of the upstream", "none")
             second = threads.submit(_attempt, echo)
             answer = (
                 second.result() if wait_for([second], _ANSWER_S).done else "waiting"
             )
             if not isinstance(answer, ValueError):
                 where = "where another thread waits for an output"
-                trial.fail(11, where, "a ValueError at once", answer)
+                trial.fail(where, "a ValueError at once", answer)
         finally:
             released.set()
     outputs = [first.result(), *map(uses_of, trial.limited(echo))]
     close(echo)
-    trial.compare(11, "after another thread was refused", record.outputs, outputs)
+    trial.compare("after another thread was refused", record.outputs, outputs)
 
 
 def _check_close(
@@ -262,9 +250,9 @@ def _check_close(
     echo, _ = trial.start()
     names = ("close", "__enter__", "__exit__")
     if missing := [name for name in names if not hasattr(echo, name)]:
-        trial.fail(11, "of a new echo", "a context manager with close", missing)
+        trial.fail("of a new echo", "a context manager with close", missing)
     if echo.__enter__() is not echo:
-        trial.fail(11, "at the start of a with", "the echo itself", "another")
+        trial.fail("at the start of a with", "the echo itself", "another")
     for _ in range(taken):
         next(echo)
     for _ in range(2):
@@ -272,7 +260,7 @@ def _check_close(
     for _ in range(2):
         found = _attempt(echo)
         if not isinstance(found, ValueError):
-            trial.fail(11, what, "a ValueError", repr(found))
+            trial.fail(what, "a ValueError", repr(found))
 
 
 def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:
@@ -286,6 +274,6 @@ def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:
     while left := set(threading.enumerate()) - before:
         if time.monotonic() > deadline:
             found = sorted(map(str, left))
-            trial.fail(11, f"of an echo {what}", "no thread left", found)
+            trial.fail(f"of an echo {what}", "no thread left", found)
         gc.collect()
         time.sleep(0.001)

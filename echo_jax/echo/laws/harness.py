@@ -25,20 +25,6 @@ __all__ = [
     "uses_of",
 ]
 
-_NAMES = {
-    1: "exactness",
-    2: "identity",
-    3: "economy",
-    4: "restore anywhere",
-    5: "no aliasing",
-    6: "bounded lag, no twins, even feed",
-    7: "agreement",
-    8: "independence",
-    9: "per-use randomness",
-    10: "all or nothing",
-    11: "one consumer",
-}
-
 
 class CountingUpstream(Iterator[Any]):
     """A resumable iterator that counts how many items are read from it.
@@ -119,6 +105,7 @@ class Trial:
     read_ahead: int
     max_rereads: int
     positions: set[int] | None
+    law: str = ""
 
     def start(
         self, wrap: Callable[[list[Any]], Sequence[Any]] = list, *, pause_s: float = 0.0
@@ -161,20 +148,15 @@ class Trial:
         most = sum(most for _, most in bounds_of(self.spec, self.num_items))
         return itertools.islice(echo, most + 2)
 
-    def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
+    def fail(self, where: str, expected: object, got: object) -> NoReturn:
         """Reports a broken law."""
         raise AssertionError(
-            f"law {law} ({_NAMES[law]}) is broken {where}: expected {expected}, "
-            f"got {got}; {self.spec}, num_items={self.num_items}"
+            f"law {self.law} is broken {where}: expected {expected}, got {got}; "
+            f"{self.spec}, num_items={self.num_items}"
         )
 
     def compare(
-        self,
-        law: int,
-        what: str,
-        expected: Sequence[Any],
-        got: Sequence[Any],
-        at: int = 0,
+        self, what: str, expected: Sequence[Any], got: Sequence[Any], at: int = 0
     ) -> None:
         """Fails where two sequences, which begin with output ``at``, differ first."""
         both = itertools.zip_longest(expected, got, fillvalue="the end of the stream")
@@ -182,7 +164,7 @@ class Trial:
             if left != right:
                 same = repr(left) == repr(right)
                 found = f"other content under the tags {right}" if same else right
-                self.fail(law, f"at output {position} {what}", left, found)
+                self.fail(f"at output {position} {what}", left, found)
 
 
 def uses_of(output: Any) -> list[Use]:
