@@ -8,13 +8,7 @@ __all__ = ["Counts", "UseInfo"]
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of an echo so far.
-
-    Attributes:
-      fresh: Items taken from the upstream stage.
-      uses: Items emitted downstream.
-      repeats: Uses that were not the first use of their item.
-    """
+    """Counts so far: items taken from the upstream, uses, and uses after the first."""
 
     fresh: int = 0
     uses: int = 0
@@ -22,11 +16,9 @@ class Counts:
 
 
 class UseInfo(NamedTuple):
-    """Identifies an output: the item, and the number of its use.
+    """Identifies a use: the index of its item in the upstream, and its number from 0.
 
-    Attributes:
-      fresh_index: Index of the item in the upstream: an int, or ``int64[B]``.
-      repeat: 0 for the first use of the item, then 1, 2, ...: an int, or ``int32[B]``.
+    Both are integers, or for a batch ``int64[B]`` and ``int32[B]``.
     """
 
     fresh_index: Any

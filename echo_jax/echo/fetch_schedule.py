@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -52,14 +53,12 @@ class FetchSchedule:
 
     def __post_init__(self):
         for name, kind in (("quantity", Quantity), ("schedule", Shape)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
+            if (value := getattr(self, name)) not in get_args(kind):
                 names = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         for name in ("start", "end"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float | np.number)
-            if isinstance(value, bool) or not is_number:
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name}={value!r} must be a number")
             if self.quantity == "p" and not 0 < value <= 1:
                 raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
@@ -103,10 +102,10 @@ class FetchSchedule:
         It is a multiple of 2^-32, because the last bits of a cosine may differ between
         machines.
         """
-        value = self.value(updates)
-        p = value if self.quantity == "p" else 1 / value
-        return np.rint(p * 2.0**32) / 2.0**32
+        return self.threshold(updates) / 2.0**32
 
     def threshold(self, updates: np.ndarray) -> np.ndarray:
         """Returns the bound below which a 32-bit number means a fetch, ``uint64``."""
-        return (self.probability(updates) * 2.0**32).astype(np.uint64)
+        value = self.value(updates)
+        p = value if self.quantity == "p" else 1 / value
+        return np.rint(p * 2.0**32).astype(np.uint64)

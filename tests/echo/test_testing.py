@@ -413,7 +413,7 @@ def test_an_echo_that_leaves_a_thread_is_caught(monkeypatch):
         (SkipsWhatItRefuses, 10, "of another shape.* got .item 1 repeat 0"),
         (StateThatLies, 10, "of a state that was saved at output 0 after a failed"),
         (NoTurn, 11, "another thread waits.* expected a ValueError at once, got"),
-        (OpensAgain, 11, "after a close.* expected a ValueError"),
+        (OpensAgain, 11, "after close: expected a ValueError"),
     ],
 )
 def test_an_echo_that_breaks_under_a_failure_is_caught(make_echo, law, complaint):

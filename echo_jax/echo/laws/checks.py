@@ -15,7 +15,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
-from echo_jax.echo.laws.harness import Record, Trial, Use, close, one_more, uses_of
+from echo_jax.echo.laws.harness import Record, Trial, Use, close, uses_of
 from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run, taken_early
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Broken
@@ -109,7 +109,7 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
             close(echo)
             echo, _ = trial.start()
             echo.set_state(state)
-        outputs += map(uses_of, one_more(echo))
+        outputs += map(uses_of, itertools.islice(echo, 1))
     close(echo)
     trial.compare("of a run restored again and again", saved.outputs, outputs)
 

@@ -4,7 +4,6 @@ import contextlib
 import dis
 import gc
 import itertools
-import operator
 import os
 import random
 import sys
@@ -207,9 +206,8 @@ def one_consumer(trial: Trial, record: Record) -> None:
         return
     _check_two_threads(trial, record)
     for taken in (0, 1):
-        _check_close(trial, taken, lambda echo: echo.close(), "after a close")
-        leave = operator.methodcaller("__exit__", None, None, None)
-        _check_close(trial, taken, leave, "after a with")
+        _check_close(trial, taken, "close")
+        _check_close(trial, taken, "__exit__", None, None, None)
     _check_threads(trial, close, "that was closed")
     _check_threads(trial, lambda _: None, "that was dropped")
 
@@ -230,9 +228,8 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
             if not started.wait(4 * _ANSWER_S):
                 trial.fail("at the start", "a read of the upstream", "none")
             second = threads.submit(_attempt, echo)
-            answer = (
-                second.result() if wait_for([second], _ANSWER_S).done else "waiting"
-            )
+            wait_for([second], _ANSWER_S)
+            answer = second.result() if second.done() else "waiting"
             if not isinstance(answer, ValueError):
                 where = "where another thread waits for an output"
                 trial.fail(where, "a ValueError at once", answer)
@@ -243,9 +240,7 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
     trial.compare("after another thread was refused", record.outputs, outputs)
 
 
-def _check_close(
-    trial: Trial, taken: int, shut: Callable[[Any], None], what: str
-) -> None:
+def _check_close(trial: Trial, taken: int, name: str, *args: None) -> None:
     """Closes an echo after some outputs, twice, and requests more."""
     echo, _ = trial.start()
     names = ("close", "__enter__", "__exit__")
@@ -256,11 +251,11 @@ def _check_close(
     for _ in range(taken):
         next(echo)
     for _ in range(2):
-        shut(echo)
+        getattr(echo, name)(*args)
     for _ in range(2):
         found = _attempt(echo)
         if not isinstance(found, ValueError):
-            trial.fail(what, "a ValueError", repr(found))
+            trial.fail(f"after {name}", "a ValueError", repr(found))
 
 
 def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:

@@ -1,10 +1,10 @@
 """The upstream and the recorder that the laws of `echo_jax.testing` use."""
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,7 +21,6 @@ __all__ = [
     "Use",
     "bits_of",
     "close",
-    "one_more",
     "uses_of",
 ]
 
@@ -31,16 +30,12 @@ class CountingUpstream(Iterator[Any]):
 
     A backend with its own reader takes ``items`` instead, and passes each item that it
     has read through `counted`.
-
-    Attributes:
-      items: All items, in order.
-      reads: How many were read so far, including those that a restore read again.
     """
 
     def __init__(self, items: Sequence[Any], pause_s: float = 0.0):
         """Starts before the first item; every fourth read takes pause_s seconds."""
         self.items = items
-        self.reads = 0
+        self.reads = 0  # also those that a restore makes
         self._next_item = 0
         self._pause_s = pause_s
 
@@ -132,8 +127,8 @@ class Trial:
         if state is not None:
             echo.set_state(state)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
-        # After its end, one more request must not yield an output.
-        for output in itertools.chain(self.limited(echo), one_more(echo)):
+        # After its end, another request must not yield an output.
+        for output in itertools.chain(self.limited(echo), self.limited(echo)):
             record.outputs.append(uses_of(output))
             record.reads.append(upstream.reads)
             if states:
@@ -146,7 +141,8 @@ class Trial:
     def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
         """Yields the outputs, with a limit in case the echo never ends."""
         most = sum(most for _, most in bounds_of(self.spec, self.num_items))
-        return itertools.islice(echo, most + 2)
+        # Without `iter` of the echo, which may warn at its end.
+        return itertools.islice(iter(partial(next, echo, None), None), most + 2)
 
     def fail(self, where: str, expected: object, got: object) -> NoReturn:
         """Reports a broken law."""
@@ -187,12 +183,6 @@ def bits_of(item: Any) -> list[tuple[Any, ...]]:
         else (path, array.dtype.str, array.shape, array.tobytes())
         for path, leaf, array in leaves
     ]
-
-
-def one_more(echo: Iterator[Any]) -> Iterator[Any]:
-    """Yields the next output if there is one, without `iter`, which may warn."""
-    with contextlib.suppress(StopIteration):
-        yield next(echo)
 
 
 def close(echo: Any) -> None:
