@@ -16,7 +16,7 @@ from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
 from echo_jax.echo.laws.harness import Record, Trial, Use, close, uses_of
-from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run, taken_early
+from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Broken
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
@@ -74,11 +74,12 @@ def _economy(trial: Trial, record: Record) -> None:
             newest = max(newest, use.fresh_index)
             left[use.fresh_index] -= 1
             used_up += left[use.fresh_index] == 0
-        most = newest + 1 + taken_early(spec)
         if isinstance(spec, EchoSpec):
             # An echo finds the end when it asks for a missing item.
             at_end = reads >= trial.num_items
-            most = min(used_up + spec.buffer, math.inf if at_end else most)
+            most = min(used_up + spec.buffer, math.inf if at_end else newest + 1)
+        else:
+            most = newest + spec.batch_size  # A batch is decided as a whole.
         if reads > most + trial.read_ahead:
             expected = f"at most {most + trial.read_ahead} upstream reads"
             trial.fail(f"after {number} outputs", expected, reads)

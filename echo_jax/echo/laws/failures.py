@@ -152,7 +152,7 @@ def _check_attempts(
     """Takes outputs from an echo that fails, and compares them with those due."""
     echo, _ = trial.start(partial(_Watched, before=before))
     due = due or record.outputs
-    done, state, faults = 0, _state_of(echo), 0
+    outputs, state, faults = [], _state_of(echo), 0
     while True:
         fault = _NO_FAULT
         if lines and lines.random() >= 0.75:
@@ -166,19 +166,21 @@ def _check_attempts(
             # four states would not find more, and each takes a run.
             after = _state_of(echo) if faults <= 4 else None
             if after is not None:
-                where = f"of a state that was saved at output {done} {what}"
-                trial.compare(where, record.outputs[done:], trial.run(after).outputs)
+                where = f"of a state that was saved at output {len(outputs)} {what}"
+                rest = record.outputs[len(outputs) :]
+                trial.compare(where, rest, trial.run(after).outputs)
             output = _attempt(echo)
         if isinstance(output, BaseException):
             if refusal_ends or state is None:
                 break
             echo.set_state(state)
         elif output is None:
-            trial.compare(what, due[done:], [], at=done)
+            trial.compare(what, due, outputs)
             break
         else:
-            trial.compare(what, due[done : done + 1], [output], at=done)
-            done, state = done + 1, _state_of(echo)
+            outputs.append(output)
+            trial.compare(what, due[: len(outputs)], outputs)
+            state = _state_of(echo)
     close(echo)
 
 

@@ -151,12 +151,10 @@ class Trial:
             f"{self.spec}, num_items={self.num_items}"
         )
 
-    def compare(
-        self, what: str, expected: Sequence[Any], got: Sequence[Any], at: int = 0
-    ) -> None:
-        """Fails where two sequences, which begin with output ``at``, differ first."""
+    def compare(self, what: str, expected: Sequence[Any], got: Sequence[Any]) -> None:
+        """Fails where two sequences differ first."""
         both = itertools.zip_longest(expected, got, fillvalue="the end of the stream")
-        for position, (left, right) in enumerate(both, at):
+        for position, (left, right) in enumerate(both):
             if left != right:
                 same = repr(left) == repr(right)
                 found = f"other content under the tags {right}" if same else right

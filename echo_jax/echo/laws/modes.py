@@ -18,7 +18,7 @@ from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["batches_of", "bounds_of", "plan_run", "taken_early"]
+__all__ = ["batches_of", "bounds_of", "plan_run"]
 
 
 def bounds_of(spec: AnySpec, num_items: int) -> list[tuple[int, int]]:
@@ -59,12 +59,6 @@ def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
         fetched += size if is_fetched else 0
         batches.append((is_fetched, size))
     return batches
-
-
-def taken_early(spec: AnySpec) -> int:
-    """Returns how many items may be taken before the first one is handed out."""
-    # Adaptive and stochastic echoes decide batches, and take their items, as a whole.
-    return 0 if isinstance(spec, EchoSpec) else spec.batch_size - 1
 
 
 def plan_run(
