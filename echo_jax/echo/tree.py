@@ -12,6 +12,7 @@ Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,8 +116,7 @@ def _opened(tree: Any) -> _Container | None:
     if tree is None:
         return _Container(None, [], lambda _: None, list)
     if kind is defaultdict:
-        factory = tree.default_factory
-        return _mapping(tree, lambda pairs: defaultdict(factory, pairs), factory)
+        return _mapping(tree, partial(kind, tree.default_factory), tree.default_factory)
     if isinstance(tree, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
         # Not by its constructor, which may have a mind of its own.
         fields = [f".{name}" for name in kind._fields]

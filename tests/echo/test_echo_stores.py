@@ -307,7 +307,7 @@ def test_an_integer_that_does_not_fit_is_refused(dtype, value, name):
         (np.ma.array([1, 2]), ["masked array"]),
         (foreign("torch"), [".numpy()"]),
         (3, ["leading axis", "item['x'] is 3"]),
-        (Unregistered(SMALL), ["container that jax knows"]),
+        (Unregistered(SMALL), ["tree_util.register_dataclass"]),
         ([np.zeros(2), np.zeros(3)], ["number of rows", "[2, 3]"]),
         ([], ["number of rows", "[]"]),
         (jax.random.split(jax.random.key(0)), ["jax.random.key_data"]),

@@ -102,7 +102,7 @@ class WindowShuffle(Order):
         random = mix(self._key, (item << self._repeat_bits) + repeat)
         random >>= np.uint64(64 - self._delay_bits)
         delays = np.where(is_due, random, 0xFFFF).astype(np.uint16)
-        _sort_columns(delays)
+        delays.sort(axis=0)
         uses = delays.astype(np.int64) * (self.delay << self._use_bits)
         uses += (item - first) << (self._delay_bits + self._use_bits)
         uses += (item - (first - self.delay)) << (self._repeat_bits + 1)
@@ -120,15 +120,3 @@ class WindowShuffle(Order):
             if newest - index >= self.buffer:
                 expected = f"items {newest - self.buffer + 1} to {newest}"
                 yield f"at use {position}", expected, f"item {index}"
-
-
-def _sort_columns(values: np.ndarray) -> None:
-    """Sorts every column in place, with a sorting network for up to 8 rows."""
-    if len(values) > 8:
-        values.sort(axis=0)
-        return
-    for end in range(len(values) - 1, 0, -1):
-        for row in range(end):
-            least = np.minimum(values[row], values[row + 1])
-            np.maximum(values[row], values[row + 1], out=values[row + 1])
-            values[row] = least

@@ -4,79 +4,65 @@ Arrays are copied as they are: dtype, order in memory, and the NumPy classes tha
 meaning. A class that describes the place of its memory, such as a memory-mapped array
 or an array of Grain's workers, becomes a plain array, because its copy is elsewhere. A
 leaf that would come out changed is refused with its path, the reason and the fix.
+
+| leaf | alone | in a batch |
+| --- | --- | --- |
+| array without objects | read-only views of one copy | stacked |
+| number, text, array of jax | itself | stacked |
+| any other object | a deep copy for each use | refused |
+| masked or foreign array, container of arrays that is not opened | refused | refused |
 """
 
 import copy
-import dataclasses
 import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "_NUMBERS",
     "ReuseGuard",
     "as_array",
-    "check_foreign",
-    "frozen",
+    "check_leaf",
     "of_torch",
     "private",
     "read_only",
     "view",
 ]
 
-_IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
-_SCALARS = frozenset(np.sctypeDict.values())
-_NUMERIC = {kind for kind in _SCALARS if issubclass(kind, np.number | np.bool_)}
-# Kinds of leaves that always become an array of the same values.
-_NUMBERS = frozenset((int, float, bool, complex)) | _NUMERIC
-# Kinds that can always be kept as they are. A record, of type void, is mutable.
-_CONSTANTS = _NUMBERS | _SCALARS - {np.void, np.object_} | {str, bytes, type(None)}
+# Their kinds always become an array of the same values.
+_NUMBERS = (int, float, complex, np.number, np.bool_)
+# Beside a record, of type void.
+_IMMUTABLE = (*_NUMBERS, str, bytes, np.generic, type(None))
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
-# Arrays of other libraries, by the package of their class, and their conversion to
-# NumPy.
+# Packages of arrays, and the method of these that returns a NumPy array.
 _FOREIGN = {
-    "torch": "convert it with .numpy()",
-    "pandas": "convert it with .to_numpy()",
-    "polars": "convert it with .to_numpy()",
-    "scipy": "convert it with .toarray()",
-    "cupy": "convert it with .get()",
+    "torch": "numpy",
+    "pandas": "to_numpy",
+    "polars": "to_numpy",
+    "scipy": "toarray",
+    "cupy": "get",
 }
 
 
-def private(path: str, leaf: Any) -> Any:
+def private(leaf: Any, path: str = "") -> Any:
     """Returns a copy that nobody can write into; raises ValueError if it cannot."""
-    if type(leaf) in _CONSTANTS:
+    if not isinstance(leaf, np.ndarray) and _is_immutable(leaf):
         return leaf
-    check_foreign(path, leaf)
+    check_leaf(path, leaf)
     if _is_array(leaf):
         leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
         leaf.setflags(write=False)
         return leaf
-    if _is_immutable(leaf):
-        return leaf
-    if not isinstance(leaf, np.ndarray) and _holds_arrays(leaf, set()):
-        raise ValueError(
-            f"item{path} is a {_name(leaf)}, a container of arrays that the echo "
-            "cannot open; register it with jax.tree_util.register_dataclass or "
-            "register_pytree_node and import jax, or give a dict"
-        )
     try:
         return copy.deepcopy(leaf)
     except Exception as error:
-        raise ValueError(
-            f"item{path} is a {_name(leaf)}, which cannot be copied, and every use "
-            f"of an item is a copy of its own ({error}); leave it out of the items"
-        ) from error
-
-
-frozen = partial(private, "")
+        why = "which cannot be copied, and every use of an item is a copy of its own"
+        raise _refusal(path, leaf, f"{why} ({error}); leave it out of items") from error
 
 
 def view(leaf: Any) -> Any:
@@ -87,50 +73,44 @@ def view(leaf: Any) -> Any:
     return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
 
 
-def check_foreign(path: str, leaf: Any) -> None:
-    """Raises ValueError for masked arrays, and for arrays of other libraries."""
+def check_leaf(path: str, leaf: Any) -> None:
+    """Raises ValueError for a leaf that no store can keep."""
     if isinstance(leaf, np.ma.MaskedArray):
-        raise ValueError(
-            f"leaf item{path} is a masked array, whose mask would be lost; give "
-            "leaf.filled(value), and the mask as a leaf of its own"
-        )
-    if isinstance(leaf, np.ndarray) or not hasattr(leaf, "shape"):
+        why = "a masked array, whose mask would be lost; give leaf.filled(value), and"
+        raise _refusal(path, leaf, f"{why} the mask as a leaf of its own")
+    if isinstance(leaf, np.ndarray) or _is_immutable(leaf):
         return
-    for kind in type(leaf).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in _FOREIGN:
-            raise ValueError(
-                f"leaf item{path} is a {_name(leaf)}, which the echo cannot copy; "
-                f"{_FOREIGN[package]} before the echo"
-            )
+    packages = {kind.__module__.partition(".")[0] for kind in type(leaf).__mro__}
+    if hasattr(leaf, "shape") and (known := packages.intersection(_FOREIGN)):
+        method = _FOREIGN[known.pop()]
+        why = f"which the echo cannot copy; convert it with .{method}() before the echo"
+        raise _refusal(path, leaf, why)
+    if _holds_arrays(leaf, set()):
+        why = (
+            "a container of arrays that the echo cannot open; register it with "
+            "jax.tree_util.register_dataclass or register_pytree_node and import jax, "
+            "or give a dict"
+        )
+        raise _refusal(path, leaf, why)
 
 
 def as_array(path: str, leaf: Any) -> np.ndarray:
     """Returns a leaf as an array that stacks; raises ValueError if that loses data."""
-    kind = type(leaf)
-    if kind is not np.ndarray and kind not in _NUMBERS:
+    if type(leaf) is not np.ndarray and not isinstance(leaf, _NUMBERS):
         leaf = of_torch(path, leaf)
-        check_foreign(path, leaf)
+        check_leaf(path, leaf)
         if isinstance(leaf, _CLASSES):
-            raise ValueError(
-                f"leaf item{path} is a {_name(leaf)}, which stacks to a plain array; "
-                "give np.asarray(leaf), or use batch=False"
-            )
+            why = "which stacks to a plain array; give np.asarray(leaf), or batch=False"
+            raise _refusal(path, leaf, why)
         if isinstance(leaf, str | bytes) and leaf[-1:] in ("\0", b"\0"):
-            raise ValueError(
-                f"leaf item{path} is text that ends with a NUL, which an array of "
-                "text drops; give np.frombuffer(leaf, np.uint8), or use batch=False"
-            )
-        known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
-        if not known and _holds_arrays(leaf, set()):
-            private(path, leaf)  # Raises the error of such a container.
+            why = "text that ends with a NUL, which an array of text drops; give"
+            why += " np.frombuffer(leaf, np.uint8), or use batch=False"
+            raise ValueError(f"leaf item{path} is {why}")
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"leaf item{path} is a {_name(leaf)}, which does not become an array "
-            f"({error}); convert it before the echo, or use batch=False"
-        ) from error
+        why = f"which does not become an array ({error}); convert it before the echo"
+        raise _refusal(path, leaf, f"{why}, or use batch=False") from error
     # NumPy's own variable-width text counts as objects, but it stacks.
     if array.dtype.hasobject and array.dtype.kind != "T":
         raise ValueError(
@@ -148,9 +128,9 @@ def of_torch(path: str, leaf: Any) -> Any:
     try:
         return leaf.numpy()
     except (TypeError, RuntimeError) as error:
+        kind = f"{leaf.dtype} tensor of layout {leaf.layout} on {leaf.device}"
         raise ValueError(
-            f"leaf item{path} is a {leaf.dtype} tensor of layout {leaf.layout} on "
-            f"{leaf.device}, which does not become a NumPy array "
+            f"leaf item{path} is a {kind}, which does not become a NumPy array "
             f"({str(error).partition(chr(10))[0]}); convert it before the echo, with "
             ".detach(), .cpu(), .to_dense() or .float()"
         ) from error
@@ -172,9 +152,6 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_immutable(leaf: Any) -> bool:
-    # A record is a mutable scalar, and so is an array in it.
-    if type(leaf) in _CONSTANTS:
-        return True
     is_scalar = isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)
     return is_scalar or _is_jax_array(leaf)
 
@@ -191,24 +168,20 @@ def _holds_arrays(thing: Any, seen: set[int]) -> bool:
     if isinstance(thing, _IMMUTABLE) or id(thing) in seen:
         return False
     seen.add(id(thing))
-    return any(_holds_arrays(part, seen) for part in _parts(thing))
-
-
-def _parts(thing: Any) -> Iterable[Any]:
     if isinstance(thing, Mapping):
-        return [thing[key] for key in thing]
-    if isinstance(thing, list | tuple | set | frozenset | deque):
-        return thing
-    if dataclasses.is_dataclass(thing):
-        names = [field.name for field in dataclasses.fields(thing)]
-        return [getattr(thing, name, None) for name in names]
-    return list(getattr(thing, "__dict__", {}).values())
+        parts = thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        parts = thing
+    else:
+        names = *getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())
+        parts = [getattr(thing, name, None) for name in names]
+    return any(_holds_arrays(part, seen) for part in parts)
 
 
-def _name(thing: Any) -> str:
-    kind = type(thing)
+def _refusal(path: str, leaf: Any, why: str) -> ValueError:
+    kind = type(leaf)
     package = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{package}{kind.__qualname__}"
+    return ValueError(f"leaf item{path} is a {package}{kind.__qualname__}, {why}")
 
 
 class Watched(list[Any]):

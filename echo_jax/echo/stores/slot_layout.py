@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from echo_jax.echo.stores.leaves import check_foreign, of_torch
+from echo_jax.echo.stores.leaves import check_leaf, of_torch
 
 __all__ = ["SlotLayout", "as_host_batch", "check_integers", "layout_of"]
 
@@ -126,7 +126,7 @@ def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
 
 def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype, on a device, of a row of an array."""
-    check_foreign(path, leaf)
+    check_leaf(path, leaf)
     if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
         raise ValueError(
             "a device echo needs batches of arrays of numbers with a leading axis; "
