@@ -54,25 +54,20 @@ class _LoaderIterator(grain.DatasetIterator):
 class EchoDataset(grain.IterDataset):
     """The dataset that `echo` returns."""
 
-    def __init__(
-        self, parent: grain.IterDataset, spec: AnySpec | None, options: dict[str, Any]
-    ):
+    def __init__(self, parent: grain.IterDataset, spec: AnySpec | None, **options: Any):
         super().__init__(parent)
         self._spec, self._options = spec, options
 
     def __iter__(self) -> "EchoDatasetIterator":
         """Starts an iterator of its own over the parent."""
-        return EchoDatasetIterator(self._parent.__iter__(), self._spec, self._options)
+        return EchoDatasetIterator(self._parent.__iter__(), self._spec, **self._options)
 
 
 class EchoDatasetIterator(HostEchoIterator, grain.DatasetIterator):
     """An `echo_jax.EchoIterator` with the interface of a Grain iterator."""
 
     def __init__(
-        self,
-        parent: grain.DatasetIterator,
-        spec: AnySpec | None,
-        options: dict[str, Any],
+        self, parent: grain.DatasetIterator, spec: AnySpec | None, **options: Any
     ):
         grain.DatasetIterator.__init__(self, parent)
         HostEchoIterator.__init__(self, parent, spec, **options)
@@ -121,8 +116,8 @@ def echo(
       >>> list(echo(source, EchoSpec(factor=2)))
       [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    stacked = {"batch": batch, "drop_remainder": drop_remainder}
-    return _echoed(dataset, spec, **stacked, tags=tags, prefetch=prefetch)
+    options = {"batch": batch, "drop_remainder": drop_remainder, "tags": tags}
+    return _echoed(dataset, spec, **options, prefetch=prefetch)
 
 
 def echo_batches(
@@ -144,29 +139,25 @@ def echo_batches(
       >>> [x.tolist() for x in echo_batches(batches, EchoSpec(2, batch_size=4))]
       [[0, 0, 1, 1], [2, 2, 3, 3]]
     """
-    stacked = {"stacked": True, "drop_remainder": drop_remainder}
-    return _echoed(dataset, spec, **stacked, tags=tags, prefetch=prefetch)
+    options = {"stacked": True, "drop_remainder": drop_remainder, "tags": tags}
+    return _echoed(dataset, spec, **options, prefetch=prefetch)
 
 
 def _echoed(dataset: Any, spec: AnySpec | None, **options: Any) -> EchoDataset:
     if isinstance(dataset, grain.DataLoader):
         dataset = _LoaderDataset(dataset)
     if not isinstance(dataset, grain.IterDataset):
+        way = "Use ej.echo for the loaders of other libraries."
+        if isinstance(dataset, grain.MapDataset):
+            way = "Call its to_iter_dataset() first; an echo by index would read again."
+        elif hasattr(dataset, "__next__"):
+            way = "Give what it was made from, and call iter() on what this returns."
         raise TypeError(
             "dataset must be a grain.IterDataset or a grain.DataLoader, got a "
-            f"{type(dataset).__name__}. {_way(dataset)}"
+            f"{type(dataset).__name__}. {way}"
         )
     if spec is not None:
         # Raises at once for an impossible spec.
         make_plan(spec)
         prefetched(spec, options["prefetch"])
-    return EchoDataset(dataset, spec, options)
-
-
-def _way(given: Any) -> str:
-    """Returns advice for an object that cannot be echoed."""
-    if isinstance(given, grain.MapDataset):
-        return "Call its to_iter_dataset() first; an echo by index would read again."
-    if hasattr(given, "__next__"):
-        return "Give what it was made from, and call iter() on what this returns."
-    return "Use ej.echo for the loaders of other libraries."
+    return EchoDataset(dataset, spec, **options)

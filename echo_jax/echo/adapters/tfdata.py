@@ -33,16 +33,11 @@ def echo(
     takes part, the dataset cannot be saved (``Dataset.save`` of its elements can) or
     sent to the workers of tf.data's service.
 
-    Args:
-      spec: Description of the echo.
-      batch: Whether to stack ``spec.batch_size`` uses into one element. Elements
-        must then have equal shapes.
-      drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of element and `echo_jax.UseInfo`: ``int64``
-        and ``int32``, of shape [], or [B] in a batch.
-      state: The state of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec. The
-        uses after it follow, of a dataset that begins with item ``state["anchor"]``:
-        the items in use are read again, as on the host.
+    ``batch`` and ``drop_remainder`` are as in `echo_jax.echo`. With ``tags``, elements
+    are pairs of element and `echo_jax.UseInfo`: ``int64`` and ``int32``, of shape [],
+    or [B] in a batch. With a ``state``, that of the plan of an echo of this spec, the
+    uses after it follow. The dataset then begins with item ``state["anchor"]``: the
+    items in use are read again, as on the host.
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises
@@ -62,7 +57,7 @@ def echo(
     """
     if not isinstance(spec, EchoSpec):
         raise TypeError(
-            f"a tf.data graph decides nothing while it runs, so it cannot carry out an "
+            "a tf.data graph decides nothing while it runs, so it cannot carry out an "
             f"{type(spec).__name__}; echo its elements on the host: "
             "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )

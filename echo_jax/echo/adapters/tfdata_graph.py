@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.orders import Piece, rounds_of
+from echo_jax.echo.orders import Order, Piece, rounds_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
@@ -46,29 +46,25 @@ class GraphEcho:
     state: Mapping[str, int] | None
 
     def __post_init__(self):
-        self._is_consecutive = rounds_of(self.spec).by_item
+        self._order, self._start = rounds_of(self.spec), self.state or _NEW
         if self.state:
             FixedPlan(self.spec).set_state(self.state)
-        self._start = self.state or _NEW
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if self._is_consecutive:
-            return self._batched(self._back_to_back(dataset))
-        packing = _Packing(dataset.element_spec)
-        if not packing.is_needed:
-            return self._in_chunks(dataset, self.batch, None)
-        # A scan, because tf.data may make a map parallel, and so read ahead.
-        nothing = tf.constant(0)
-        dataset = dataset.scan(nothing, lambda _, item: (nothing, packing.pack(item)))
-        return self._batched(self._in_chunks(dataset, False, packing.unpack))
+        if self._order.by_item:
+            uses = self._back_to_back(dataset)
+        else:
+            packing, nothing = _Packing(dataset.element_spec), tf.constant(0)
+            if not packing.is_needed:
+                return self._in_chunks(dataset, self.batch, None)
+            # A scan, because tf.data may make a map parallel, and so read ahead.
+            packed = dataset.scan(nothing, lambda _, x: (nothing, packing.pack(x)))
+            uses = self._in_chunks(packed, False, packing.unpack)
+        size = self.spec.batch_size
+        return uses.batch(size, self.drop_remainder) if self.batch else uses
 
-    def _batched(self, uses: Any) -> tf.data.Dataset:
-        if not self.batch:
-            return uses
-        return uses.batch(self.spec.batch_size, self.drop_remainder)
-
-    def _back_to_back(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _back_to_back(self, dataset: tf.data.Dataset) -> Any:
         """Returns all uses of an item before it reads the next one."""
 
         def count(first, carry):
@@ -97,7 +93,7 @@ class GraphEcho:
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
         return counted.flat_map(repeat).skip(self._start["position"])
 
-    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> tf.data.Dataset:
+    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> Any:
         """Returns the uses, or batches, that each chunk of fresh elements allows."""
         # Chunks double up to a buffer of uses: with smaller ones the elements that are
         # kept would be copied too often.
@@ -107,7 +103,7 @@ class GraphEcho:
             sizes.append(min(sum(sizes), most))
         sizes = np.array(sizes, np.int64)
         starts = np.cumsum(sizes) - sizes
-        walk = _Walk(self.spec, self._start, self.spec.batch_size if batch else 1)
+        walk = _Walk(self._order, self._start, self.spec.batch_size if batch else 1)
 
         def chunk_of(place, _):
             grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
@@ -209,9 +205,9 @@ class _Walk:
     # number of the next element, and the uses that wait for a whole batch. The fresh
     # indices of the kept elements ascend, as the elements do.
 
-    def __init__(self, spec: EchoSpec, start: Mapping[str, int], unit: int):
+    def __init__(self, order: Order, start: Mapping[str, int], unit: int):
         # Uses leave in multiples of ``unit``, until the dataset ends.
-        self._order, self._start, self._unit = rounds_of(spec), start, unit
+        self._order, self._start, self._unit = order, start, unit
         place, first = [start[key] for key in _PLACE], start["anchor"]
         if start["end"] >= 0:
             # The position is among the uses of items that come.

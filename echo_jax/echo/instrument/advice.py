@@ -32,8 +32,8 @@ _GOOD_LAG = 100
 # Updates to the same loss relative to fresh data, for factors up to each key: the 95 %
 # intervals of tuned arms in order window_shuffle, over all batch sizes
 # (docs/results.md).
-_UPDATES_BESIDE_FRESH = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40)}
-_UPDATES_BESIDE_FRESH_ABOVE = (1.06, 1.44)
+_LOW_FACTORS = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40)}
+_UPDATES_BESIDE_FRESH = _LOW_FACTORS | {math.inf: (1.06, 1.44)}
 
 
 @dataclass(frozen=True)
@@ -258,8 +258,8 @@ def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:
                 "If the loader takes the step's cores, fresh data is always ready, so "
                 f"give an adaptive echo {limits}."
             )
-    known = [found for most, found in _UPDATES_BESIDE_FRESH.items() if factor <= most]
-    low, high = [*known, _UPDATES_BESIDE_FRESH_ABOVE][0]
+    most = min(most for most in _UPDATES_BESIDE_FRESH if factor <= most)
+    low, high = _UPDATES_BESIDE_FRESH[most]
     faster = update_s / report.measured_s[1]
     sentences.append(
         "If repeats are worth what they were to a tuned small language model, training "

@@ -5,6 +5,7 @@ without a step, the step without a loader, then both together. They take turns, 
 a machine that becomes slower affects all. Times are means, as throughput is.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -119,9 +120,9 @@ def time_calls(
 
 def endless(upstream: Iterable[Any]) -> Generator[Any, None, None]:
     """Yields the items of an iterable again and again; an iterator must not end."""
-    iterator, taken = iter(upstream), 0
+    taken = 0
     while True:
-        before = taken
+        before, iterator = taken, iter(upstream)
         try:
             for item in iterator:
                 taken += 1
@@ -137,7 +138,6 @@ def endless(upstream: Iterable[Any]) -> Generator[Any, None, None]:
             )
         if taken == before:
             raise ValueError("the upstream is empty; give an iterable of batches")
-        iterator = iter(upstream)
 
 
 UNSEEN = (0.0, math.inf)  # Bounds on a time of which nothing was seen.
@@ -173,11 +173,8 @@ class FreshTime:
         end_s = self.now()
         if self._last_s is not None:
             taken, waited_s, passed_s = self._seen
-            waited_s, passed_s = (
-                waited_s + end_s - began_s,
-                passed_s + end_s - self._last_s,
-            )
-            self._seen = (taken + 1, waited_s, passed_s)
+            waited_s += end_s - began_s
+            self._seen = (taken + 1, waited_s, passed_s + end_s - self._last_s)
         self._last_s = end_s
 
     def restart(self) -> None:
@@ -276,7 +273,7 @@ def probe(
 
     Args:
       upstream: The batches as the trainer gets them, pytrees of arrays. An iterable
-        that ends is started again; an iterator must not end.
+        that ends is started again.
       step: Makes one update, ``step(batch) -> output``, or with a ``state``
         ``step(state, batch) -> (state, output, ...)``. The probe waits for the output,
         so the update must compute it, as it does the loss. A batch is used several
@@ -325,26 +322,22 @@ def probe(
         state, *output = result
         return output
 
-    started = now()
+    started, stages = now(), stages or {}
     tell = on_progress or (lambda what, done: None)
     stage_times: list[StageTime] = []
-    for number, (name, call) in enumerate((stages or {}).items()):
-        tell(f"stage {name}", _STAGES * number / len(stages or {}))
+    for number, (name, call) in enumerate(stages.items()):
+        tell(f"stage {name}", _STAGES * number / len(stages))
         call()  # Excludes work that is done once, such as opening files.
-        window_s, computed_s = _STAGES * seconds / len(stages or {}), cpu_now()
-        calls = time_calls(call, window_s=window_s, now=now)
-        computed_s = (cpu_now() - computed_s) / len(calls)
+        began_s = cpu_now()
+        calls = time_calls(call, window_s=_STAGES * seconds / len(stages), now=now)
+        computed_s = (cpu_now() - began_s) / len(calls)
         stage_times.append(StageTime(name, statistics.mean(calls), computed_s))
-    loader = endless(upstream)
-    try:
-        of_batch = step if state is None else advance
-        steps = BoundedSteps(of_batch, wait or wait_for)
-        factors = sorted({1, 2, max(2, max_uses)})
+    steps = BoundedSteps(step if state is None else advance, wait or wait_for)
+    factors = sorted({1, 2, max(2, max_uses)})
+    with contextlib.closing(endless(upstream)) as loader:
         batch, times = time_in_turns(
             loader, steps, factors, seconds=seconds, tell=tell, now=now
         )
-    finally:
-        loader.close()
     # A mean, not a median: a bursty storage is slow in its mean.
     mean_s = {key: statistics.mean(itertools.chain(*of)) for key, of in times.items()}
     measured_s = {factor: mean_s[factor] for factor in factors}

@@ -83,8 +83,6 @@ class Spread(Order):
             self._start(end) - self._start(max(0, end - width))
             for end in range(1, last + 1)
         )
-        # A lower bound on the uses of each round; the later ones are as the last one.
-        self._lengths = [self._alive(r, 0)[0] for r in range(last)]
 
     def _set_sizes(self, high: Fraction) -> None:
         """Sets the sizes of the cohorts; ValueError if the buffer is too small."""
@@ -209,8 +207,7 @@ class Spread(Order):
         """Returns the share of a cohort's seats within which items swap."""
         if round_ == 0 or self.batch_size == 1:
             return 0.5
-        # Once all cohorts of a round are steady, every round is as long.
-        length = min(self._lengths[round_ - 1 : round_ + 1] or self._lengths[-1:])
+        length = min(self._alive(each, 0)[0] for each in (round_ - 1, round_))
         near = self.batch_size + self._slack
         return min(0.5, 1 - near / max(near, length))
 
