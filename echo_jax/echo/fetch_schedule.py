@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -58,7 +57,8 @@ class FetchSchedule:
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         for name in ("start", "end"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
+            is_number = isinstance(value, int | float | np.number)
+            if isinstance(value, bool) or not is_number:
                 raise TypeError(f"{name}={value!r} must be a number")
             if self.quantity == "p" and not 0 < value <= 1:
                 raise ValueError(f"{name}={value} must be a probability, in (0, 1]")

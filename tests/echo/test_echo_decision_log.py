@@ -84,16 +84,10 @@ def test_a_long_log_that_is_regular_is_small():
         (record(b"\x80", 1, decisions=1 << 29), "decisions is refused"),
         (record(b"\x80", 1, bits="A" * 10_000), "at most"),
         (record(b"\x80", 1, bits="ä"), "cannot be decoded"),
-        (record(b"\x80", 9), "of 2 bytes must decode to exactly"),
-        (record(b"\x80", 0), "of 0 bytes must decode to exactly"),
-        (
-            record(b"", 8, bits=encoded(STREAM[:-1])),
-            "of 1 bytes must decode to exactly",
-        ),
-        (
-            record(b"", 8, bits=encoded(STREAM + b"x")),
-            "of 1 bytes must decode to exactly",
-        ),
+        (record(b"\x80", 9), "2 bytes must decode"),
+        (record(b"\x80", 0), "0 bytes must decode"),
+        (record(b"", 8, bits=encoded(STREAM[:-1])), "1 bytes must decode"),
+        (record(b"", 8, bits=encoded(STREAM + b"x")), "1 bytes must decode"),
         (record(b"\x81", 7), "bits set after"),
     ],
 )
@@ -105,7 +99,7 @@ def test_anything_else_is_refused(bad, message):
 
 def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     """50 MB of zeros in 50 kB, said to be 400 000 decisions: 50 kB are decoded."""
-    with pytest.raises(ValueError, match="of 50000 bytes must decode to exactly"):
+    with pytest.raises(ValueError, match="50000 bytes must decode"):
         DecisionLog.from_json(record(bytes(50_000_000), 400_000))
     assert inflated == [50_001]
     # Of 43 kB of text there are 32 MiB in memory, and not eight times as many.
