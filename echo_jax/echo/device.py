@@ -14,7 +14,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
 from functools import lru_cache, partial
 from typing import Any
@@ -57,7 +57,6 @@ class DeviceEchoIterator(EchoIterator):
         spec: AnySpec | None,
         *,
         place: Placement,
-        lanes: Sequence[int],
         augment: Augment | None,
         buffer_bytes: int,
         prefetch: int,
@@ -69,7 +68,7 @@ class DeviceEchoIterator(EchoIterator):
             self._agreed = AgreedIterator(iterator, place.sharding, timeout_s)
             self._peeked = self._agreed
         super().__init__(self._peeked, spec, batch=True, **common)
-        self._place, self._lanes, self._augment = place, lanes, augment
+        self._place, self._augment = place, augment
         self._buffer_bytes, self._prefetch = buffer_bytes, prefetch
         self._layout: EchoBuffer | None = None
 
@@ -107,13 +106,13 @@ class DeviceEchoIterator(EchoIterator):
         return self._place.joined(batch), UseInfo(index[0], repeat[0])
 
     def _start(self, turn: Turn) -> Driver:
-        place, own, agreed = self._place, self._lanes, self._agreed
+        place, agreed = self._place, self._agreed
         # A feed that is replaced leaves its layout, and an upstream past the start.
         lay_out = partial(self._lay_out, None if self._layout else self._peeked.peek())
         room = lay_out()[1] if agreed is None else agreed.check_alike(lay_out)
         layout = self._layout
         assert layout is not None
-        rows, count = place.over_all(layout.rows), place.over_all(len(own))
+        rows, own, count = place.over_all(layout.rows), place.lanes, place.num_lanes
         spec = self._spec or default_spec(rows, layout.bytes_per_item, room)
         # Else only a plan of all lanes knows when one of them needs fresh items, and
         # how many rows a last batch has.
@@ -138,9 +137,9 @@ class DeviceEchoIterator(EchoIterator):
 
     def _lay_out(self, batch: Any) -> tuple[str, int]:
         """Lays out the buffer; returns what is alike in all processes, and its room."""
-        place, num_lanes = self._place, len(self._lanes)
+        place = self._place
         layout = self._layout = self._layout or EchoBuffer.of(
-            batch, num_lanes=num_lanes, sharding=place.own
+            batch, num_lanes=len(place.lanes), sharding=place.own
         )
         if self._agreed is not None:
             self._agreed.check = layout.checked
@@ -153,7 +152,7 @@ class DeviceEchoIterator(EchoIterator):
             "rows on each shard": layout.rows // layout.num_shards,
             "examples of": jax.tree.unflatten(layout.structure, layout.items),
             "buffer_bytes": self._buffer_bytes,
-            "num_lanes": place.over_all(num_lanes),
+            "num_lanes": place.num_lanes,
             "prefetch": self._prefetch,
             "drop_remainder": self._drop_remainder,
         }
@@ -240,12 +239,10 @@ def echo_batches(
       [28, 28, 92, 92]
     """
     sharding = _of_rows(split_over(mesh) if sharding is None else sharding, mesh)
-    place = Placement.of(sharding)
     return DeviceEchoIterator(
         iterator_of(loader),
         spec,
-        place=place,
-        lanes=place.own_lanes(integer("num_lanes", num_lanes, 0)),
+        place=Placement.of(sharding, integer("num_lanes", num_lanes, 0)),
         augment=augment,
         buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
         prefetch=prefetched(spec or AdaptiveSpec(), prefetch, default=2),

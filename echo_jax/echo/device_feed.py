@@ -45,14 +45,13 @@ class _Slots:
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         if self._lanes is not None:
             slots = slots[list(self._lanes)]
-        at = 0
-        for (batch, leaves), first, end in taken:
+        rows = self.rewritten_rows
+        for number, ((batch, leaves), _, _) in enumerate(taken):
             self._guard.check(leaves)
-            into = slots[:, at : at + end - first]
+            into = slots[:, number * rows : (number + 1) * rows]
             # The call transfers the integers: a device_put of them would take longer.
             with jax.transfer_guard_host_to_device("allow"):
                 self.arrays = self._scatter(self.arrays, batch, into)
-            at += end - first
 
     # Rows whose slot is out of range are dropped by every write.
     rewrite = write
@@ -86,14 +85,12 @@ class DeviceFeed(Driver):
         """Allocates the buffer; reads nothing yet.
 
         Args:
-          iterable: Host batches of one size, with a leading axis. It must not write to
-            a batch after it has yielded it. The feed has a state if its iterator has
-            ``get_state`` and ``set_state``.
+          iterable: Host batches, as `echo_batches` takes them.
           plan: Decides.
           buffer: Laid out for these batches, with any number of slots.
           seed: Seed of the keys of uses; None for an input without keys.
-          prefetch: Host batches that a thread reads and sends ahead; 0 reads on demand.
-            For several devices, another thread reads at most two more.
+          prefetch: Host batches that a thread reads and sends ahead; see
+            `echo_batches`.
           lanes: The plan's lanes that the buffer holds; all by default.
           turn: The turn of an owner that has the feed as a part; its own by default.
           agree: Decides with other processes whether optional rows are taken.

@@ -42,46 +42,41 @@ class Placement:
 
     sharding: NamedSharding  # of a batch over all processes
     own: NamedSharding  # of this process's rows over its devices
-    shards: tuple[int, ...]  # the parts of a batch that are here, of ``num_shards``
-    num_shards: int
+    lanes: tuple[int, ...]  # this process's lanes, of ``num_lanes``
+    num_lanes: int
 
     @classmethod
-    def of(cls, sharding: NamedSharding) -> "Placement":
-        """Returns the place of this process; ValueError if it has no even part."""
+    def of(cls, sharding: NamedSharding, num_lanes: int = 0) -> "Placement":
+        """Returns the place of this process; 0 lanes are one per part of a batch."""
         size = sharding.num_devices
-        num_shards = size // sharding.shard_shape((size,))[0]
-        if sharding.is_fully_addressable:
-            return cls(sharding, sharding, tuple(range(num_shards)), num_shards)
-        devices: dict[int, list[Any]] = {}
-        places = sharding.addressable_devices_indices_map((num_shards,))
-        for device, index in places.items():
-            assert index is not None
-            devices.setdefault(index[0].start or 0, []).append(device)
-        shards = tuple(sorted(devices))
-        copies = {len(each) for each in devices.values()}
-        if len(copies) != 1:
-            raise ValueError(
-                f"process {jax.process_index()} holds {sorted(copies)} copies of parts "
-                f"of a batch in {sharding}; use a mesh with devices of this process "
-                "that holds equally many copies of each"
-            )
-        local = Mesh([devices[shard] for shard in shards], ("rows", "copies"))
-        own = NamedSharding(local, PartitionSpec("rows"))
-        return cls(sharding, own, shards, num_shards)
-
-    def own_lanes(self, num_lanes: int) -> tuple[int, ...]:
-        """Returns the lanes of this process; 0 lanes are one per shard."""
-        each, rest = divmod(num_lanes or self.num_shards, self.num_shards)
+        parts = size // sharding.shard_shape((size,))[0]
+        each, rest = divmod(num_lanes or parts, parts)
         if rest:
             raise ValueError(
-                f"num_lanes={num_lanes} is not a multiple of {self.num_shards}, the "
-                f"shards of a batch; use {(each + 1) * self.num_shards}"
+                f"num_lanes={num_lanes} is not a multiple of {parts}, the parts into "
+                f"which a batch is split; use {(each + 1) * parts}"
             )
-        return tuple(s * each + lane for s in self.shards for lane in range(each))
+        devices: dict[int, list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map((parts,)).items():
+            assert index is not None
+            devices.setdefault(index[0].start or 0, []).append(device)
+        here, own = sorted(devices), sharding
+        if not sharding.is_fully_addressable:
+            copies = {len(each) for each in devices.values()}
+            if len(copies) != 1:
+                raise ValueError(
+                    f"process {jax.process_index()} holds {sorted(copies)} copies of "
+                    f"parts of a batch in {sharding}; use a mesh with devices of this "
+                    "process that holds equally many copies of each"
+                )
+            local = Mesh([devices[part] for part in here], ("rows", "copies"))
+            own = NamedSharding(local, PartitionSpec("rows"))
+        lanes = tuple(part * each + lane for part in here for lane in range(each))
+        return cls(sharding, own, lanes, parts * each)
 
     def over_all(self, count: int) -> int:
         """Returns a count of all processes, from that of this process."""
-        return count * self.num_shards // len(self.shards)
+        return count * self.num_lanes // len(self.lanes)
 
     def joined(self, batch: Any) -> Any:
         """Returns a batch of all processes, from the rows that are here."""
@@ -133,10 +128,17 @@ class AgreedIterator(PeekedIterator):
     def _agree(self) -> None:
         if self._end is not None:
             raise self._end
-        goal = f"gets fresh batch {self._passed}"
-        has_value = self._together(goal, self._has_value)
-        ended = sorted(each for each, has in has_value.items() if not has)
-        if len(ended) == len(has_value):
+
+        def has_value() -> bool:
+            try:
+                self.check(super(AgreedIterator, self).peek())
+            except StopIteration:
+                return False
+            return True
+
+        found = self._together(f"gets fresh batch {self._passed}", has_value)
+        ended = sorted(process for process, has in found.items() if not has)
+        if len(ended) == len(found):
             self._end = StopIteration()
         elif ended:
             self._end = ValueError(
@@ -145,13 +147,6 @@ class AgreedIterator(PeekedIterator):
             )
         if self._end is not None:
             raise self._end
-
-    def _has_value(self) -> bool:
-        try:
-            self.check(super().peek())
-        except StopIteration:
-            return False
-        return True
 
     def check_alike(self, make: Callable[[], tuple[str, int]]) -> int:
         """Returns the least number of ``make`` in any process, if its text is alike."""

@@ -336,22 +336,18 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
 
 
 @pytest.mark.parametrize(
-    ("spec", "most", "asked", "fix"),
+    ("spec", "most", "asked"),
     [
-        (
-            ej.EchoSpec(2, 96, "window_shuffle", 16),
-            4,
-            5,
-            "Make the plan with max_batches=5;",
-        ),
-        (ej.EchoSpec(batch_size=16), 1, 0, "Make the plan"),
-        (ej.AdaptiveSpec(buffer=16, batch_size=16), 1, 2, "one batch at a time"),
+        (ej.EchoSpec(2, 96, "window_shuffle", 16), 4, 5),
+        (ej.EchoSpec(batch_size=16), 1, 0),
+        (ej.AdaptiveSpec(buffer=16, batch_size=16), 1, 2),
     ],
 )
-def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked, fix):
+def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked):
     feed, _ = feed_of(spec, max_batches=most)
     with closing(feed):
-        with pytest.raises(ValueError, match=f"1 to {most}, got {asked}.*{fix}"):
+        message = f"1 to {most}, got {asked}. Make the plan with max_batches={asked};"
+        with pytest.raises(ValueError, match=message):
             feed.take(asked)
         # Nothing was taken, and the feed goes on.
         assert feed.take(most).uses.shape[0] == most

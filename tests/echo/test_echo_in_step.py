@@ -55,6 +55,9 @@ def assert_is_the_iterator(run, path, spec, lanes, rows, count, shardings=None):
         np.testing.assert_array_equal(found[at], batch)
         mine = [tags.fresh_index[at], tags.repeat[at], repeats[at]]
         np.testing.assert_array_equal(mine, [index, repeat, repeat])
+        keys = jax.random.key_data(echo.keys(integers[at]))
+        words = ej.seed_for_use(spec.seed, index, repeat).view(np.uint32)
+        np.testing.assert_array_equal(keys, words.reshape(-1, 2))
     return echo, program.as_text()
 
 

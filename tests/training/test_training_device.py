@@ -224,6 +224,15 @@ def test_on_the_devices_a_part_has_as_many_uses_of_every_lane():
     np.testing.assert_array_equal(lanes.reshape(1, 2, 8), batch)
 
 
+def test_the_devices_hold_the_sample_before_anything_is_taken():
+    with closing(feed_of(**LANES)) as feed:
+        held = feed.hold(1)
+        (batch,) = jax.device_get(jax.jit(feed.batching)(feed.arrays, held))
+    sample = next(iter(make_workload(tiny_config()).fresh_dataset()))
+    assert sample["x"].any()
+    np.testing.assert_array_equal(batch["x"], sample["x"])
+
+
 @pytest.mark.parametrize("where", [HOST, LANES], ids=["host", "device"])
 def test_a_feed_goes_on_from_any_part(where):
     batching = jax.jit(lambda feed, *args: feed.batching(*args), static_argnums=0)

@@ -97,18 +97,16 @@ class DeviceEchoFeed:
                 f"updates of its own, and this process would have {count}; use as "
                 "many processes as the run was begun with"
             )
-        each = num_lanes // num_shards
-        lanes = range(first * each, (first + count) * each)
-        lanes = Lanes(config.batch_size, num_lanes, lanes)
         layout = EchoBuffer.of(sample, num_lanes=num_lanes, mesh=mesh)
+        self._place = place = Placement.of(layout.sharding, num_lanes)
+        lanes = Lanes(config.batch_size, num_lanes, place.lanes)
         plan = plan_of_size(
             spec, lanes, layout.bytes_per_item, config.echo.buffer_bytes, max_batches
         )
         buffer = replace(layout, num_slots=plan.num_slots)
         note(str(buffer))
         # Each process reads and writes only the buffer of its own devices.
-        self._place = place = Placement.of(buffer.sharding)
-        own = replace(buffer, num_lanes=len(lanes.own), sharding=place.own)
+        own = replace(buffer, num_lanes=len(place.lanes), sharding=place.own)
         self.num_lanes = num_lanes
         seed = int(seed_for_use(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
