@@ -11,9 +11,9 @@ items are waiting than the next batch uses, so no item is lost unused. Repeats a
 chosen at random among the longest unused items. The cost of a batch does not grow with
 the buffer.
 
-With ``min_uses`` above 1, fresh items are optional only if the items that were used
-have had so many uses on average, and each that would give way has had them itself.
-Items that give way next are repeated before the longest unused ones.
+With ``min_uses`` above 1, fresh items that are not needed yet are taken only after the
+used items had ``min_uses`` uses on average, and each item that would give way had them
+itself. Items that give way next are repeated before the longest unused ones.
 
 A log records with one bit per batch whether fresh items were taken before it. The
 sequence of uses is a function of the spec, the log, and the end of the upstream. After

@@ -127,7 +127,7 @@ class Plan(Protocol):
         ...
 
     def counts(self, uses: int) -> Counts:
-        """Returns the counts over all lanes if so many decided uses are handed out."""
+        """Returns the counts over all lanes after some of the decided uses."""
         ...
 
     def end(self, rows: int) -> None:

@@ -34,7 +34,7 @@ from echo_jax.echo.spec import EchoSpec
 __all__ = ["FixedPlan"]
 
 _LEAST_STRIDE = 64
-# Decided at once: batches, and at most so many uses beyond one batch.
+# The most batches that are decided at once, and the most uses beyond one batch.
 _BATCHES_AHEAD, _USES_AHEAD = 32, 1 << 15
 
 
@@ -219,7 +219,7 @@ class _FixedLane:
         self._in_round = 0  # uses of the round before the piece
         self._at = 0  # uses of the piece that are handed out
         self._ahead: list[Piece] = []
-        # What is decided, how many of its uses are handed out, and the rows before it.
+        # The decision, the number of its uses that are handed out, and the rows before.
         self._decided: Decision | None = None
         self._handed_out = self._before = 0
 
