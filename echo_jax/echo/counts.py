@@ -8,7 +8,7 @@ __all__ = ["Counts", "UseInfo"]
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts so far: items taken from the upstream, uses, and uses after the first."""
+    """Counts so far: ``fresh`` items taken, their ``uses``, and ``repeats`` of them."""
 
     fresh: int = 0
     uses: int = 0

@@ -78,9 +78,8 @@ def assert_echo_laws(
         or prefetch depths.
       read_ahead: How many items the backend may read before they are needed, such as
         the depth of a prefetch inside the echo.
-      max_rereads: How many items a restore may read again; by default as above.
-      positions: Numbers of outputs after which law 4 restores; by default all, from 0
-        on.
+      max_rereads: How many items a restore may read again; by default law 4's bound.
+      positions: Numbers of outputs, from 0 on, after which law 4 restores; all if None.
 
     Raises:
       AssertionError: A law is broken. The message has the law's number, the position,
@@ -116,17 +115,16 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
         max_rereads,
         None if positions is None else set(positions),
     )
-    own = []
+    decided = []
     if isinstance(spec, AdaptiveSpec) and spec.replay is None:
         if OF_DECISIONS.intersection(laws):
             # What the echo decides by itself, with the log of its whole run.
-            record = trial.run(states=4 in laws, pause_s=0.001)
-            decided = replace(trial, spec=replace(spec, replay=record.log))
-            own = [(decided, record)]
+            own = trial.run(states=4 in laws, pause_s=0.001)
+            decided = [(replace(trial, spec=replace(spec, replay=own.log)), own)]
         coins = random.Random(spec.seed)
         _, log = plan_run(spec, num_items, lambda: coins.random() < 0.5)
         trial = replace(trial, spec=replace(spec, replay=log))
-    runs = [(trial, trial.run()), *own]
+    runs = [(trial, trial.run()), *decided]
     for law in laws:
         check = CHECKS[law - 1]
         name = f"{law} ({check.__name__.strip('_').replace('_', ' ')})"
