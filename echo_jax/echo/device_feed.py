@@ -190,7 +190,7 @@ def pack(
 
     def by_batch(column: np.ndarray) -> np.ndarray:
         parts = column.reshape(len(column), -1, rows).swapaxes(0, 1)
-        return parts.reshape(-1, len(column) * rows)
+        return np.ascontiguousarray(parts).reshape(-1, len(column) * rows)
 
     index, repeat = by_batch(uses.fresh_index), by_batch(uses.repeat)
     packed = np.empty((len(index), 2 if seed is None else 4, index.shape[1]), np.int32)
