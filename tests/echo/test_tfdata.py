@@ -62,11 +62,13 @@ def state_after(spec, num_items, uses):
 
 
 def graph_tags(batches):
-    """The tags of all batches of elements that are their own indices."""
-    tags = []
+    """The tags of all batches, of one size, of elements that are their own indices."""
+    tags, sizes = [], []
     for element, (index, repeat) in batches.as_numpy_iterator():
         np.testing.assert_array_equal(element, index)
+        sizes.append(len(index))
         tags += zip(index.tolist(), repeat.tolist(), strict=True)
+    assert len({*sizes[:-1]}) <= 1
     return tags
 
 

@@ -1,19 +1,18 @@
-"""The store of an echo for `tf.data`: the graph keeps elements, an order says which.
+"""The store of an echo for `tf.data`: the graph keeps elements, a plan says which.
 
-The graph calls the host's order as a pure function of integers, once for each chunk of
+The graph calls the host's plan as a pure function of integers, once for each chunk of
 fresh elements. So TensorFlow can checkpoint it like its own operations.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.orders import Order, Piece, rounds_of
+from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
@@ -30,9 +29,8 @@ __all__ = ["GraphEcho", "tf"]
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
 _MOST_LIVE = 8
-_PLACE = ("round", "anchor", "carry", "position")
+_PLACE = ("anchor", "carry", "position")
 _NONE = np.zeros(0, np.int64)
-_NEW = {**dict.fromkeys(_PLACE, 0), "fresh": 0, "end": -1}
 
 
 @dataclass
@@ -46,13 +44,13 @@ class GraphEcho:
     state: Mapping[str, int] | None
 
     def __post_init__(self):
-        self._order, self._start = rounds_of(self.spec), self.state or _NEW
+        plan = FixedPlan(self.spec)
         if self.state:
-            FixedPlan(self.spec).set_state(self.state)
+            plan.set_state(self.state)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if self._order.by_item:
+        if rounds_of(self.spec).by_item:
             uses = self._back_to_back(dataset)
         else:
             packing, nothing = _Packing(dataset.element_spec), tf.constant(0)
@@ -87,11 +85,12 @@ class GraphEcho:
             repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
             return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
 
+        anchor, carry, position = map((self.state or {}).get, _PLACE, (0, 0, 0))
         most = np.iinfo(np.int64).max - _COUNTS_AT_ONCE
-        firsts = tf.data.Dataset.range(self._start["anchor"], most, _COUNTS_AT_ONCE)
-        numbers: Any = firsts.scan(np.int64(self._start["carry"]), number)
+        firsts = tf.data.Dataset.range(anchor, most, _COUNTS_AT_ONCE)
+        numbers: Any = firsts.scan(np.int64(carry), number)
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
-        return counted.flat_map(repeat).skip(self._start["position"])
+        return counted.flat_map(repeat).skip(position)
 
     def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> Any:
         """Returns the uses, or batches, that each chunk of fresh elements allows."""
@@ -103,7 +102,7 @@ class GraphEcho:
             sizes.append(min(sum(sizes), most))
         sizes = np.array(sizes, np.int64)
         starts = np.cumsum(sizes) - sizes
-        walk = _Walk(self._order, self._start, self.spec.batch_size if batch else 1)
+        walk = _Walk(self.spec, self.state, self.spec.batch_size if batch else 1)
 
         def chunk_of(place, _):
             grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
@@ -199,82 +198,66 @@ class _Packing:
 
 
 class _Walk:
-    """An order as a pure function: integers before a chunk to those after it."""
+    """A plan as a pure function: integers before a chunk to those after it."""
 
-    # The integers are the round, its anchor and carry, its number of uses so far, the
-    # number of the next element, and the uses that wait for a whole batch. The fresh
-    # indices of the kept elements ascend, as the elements do.
+    # The integers are a state of the plan, and the number of the next element. The
+    # fresh indices of the kept elements ascend, as the elements do.
 
-    def __init__(self, order: Order, start: Mapping[str, int], unit: int):
+    def __init__(self, spec: EchoSpec, state: Mapping[str, int] | None, unit: int):
         # Uses leave in multiples of ``unit``, until the dataset ends.
-        self._order, self._start, self._unit = order, start, unit
-        place, first = [start[key] for key in _PLACE], start["anchor"]
-        if start["end"] >= 0:
-            # The position is among the uses of items that come.
-            pieces = self._order.pieces(*place[:3])
-            pieces = itertools.takewhile(lambda piece: piece.round == place[0], pieces)
-            index = np.concatenate([piece.index for piece in pieces])
-            come = np.cumsum(index < start["end"])
-            place[3] = int(np.append(0, come).searchsorted(place[3]))
-        self.first = np.array([*place, first])
-        used, (pieces, piece, _, at) = [_NONE], self._begin(*place)
-        while piece.anchor < start["fresh"]:
-            used.append(piece.index[at:])
-            piece, at = next(pieces), 0
-        self._used_up = np.setdiff1d(
-            np.arange(first, start["fresh"]), np.concatenate(used)
-        )
-        # What is at some integers, so that the next call need not make it again.
-        self._live: dict[bytes, tuple[Iterator[Piece], Piece, int, int]] = {}
+        self._spec, self._unit = spec, unit
+        plan = FixedPlan(spec)
+        start = plan.get_state()
+        self._keys, self._fresh, self._used_up = [*start], 0, _NONE
+        if state:
+            start, restored = state, plan.set_state(state)
+            self._fresh = state["fresh"]
+            (gone,) = np.nonzero(restored.slots[0] == plan.num_slots)
+            self._used_up = restored.first + gone
+        values = [start[key] for key in self._keys]
+        self.first = np.array([*values, start["anchor"]])
+        # Plans at some integers, so that the next call need not go there again.
+        self._live: dict[bytes, FixedPlan] = {}
 
     def __call__(
         self, integers: np.ndarray, held: np.ndarray, count: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Returns integers, held indices, and places to keep; then a chunk's uses."""
         # The uses are places among the held and the fresh elements, indices, repeats.
-        *place, came = integers[: self.first.size].tolist()
+        *values, came = integers.tolist()
         items = np.concatenate([held, np.arange(came, came + count)])
         came += int(count)
-        if not count and came < self._start["fresh"]:
+        state = dict(zip(self._keys, values, strict=True))
+        if not count and came < self._fresh:
             raise ValueError(
                 f"the dataset ended before item {came}, and the state has used items "
-                f"up to {self._start['fresh'] - 1}; give the dataset that the state "
-                f"was saved with, from item {self._start['anchor']} on"
+                f"up to {self._fresh - 1}; give the dataset that the state was saved "
+                f"with, from item {self.first[-1]} on"
             )
-        found = self._live.pop(integers.tobytes(), None) or self._begin(*place)
-        pieces, piece, before, at = found
-        uses = [integers[self.first.size :].reshape(3, -1)]
-        while piece.anchor < came:
-            ready = piece.newest.searchsorted(came) if count else piece.index.size
-            stop = max(at, int(ready))
-            columns = piece.index, piece.repeat, piece.last
-            uses.append(np.stack([column[at:stop] for column in columns]))
-            at = stop
-            if at < piece.index.size:
+        plan = self._live.pop(integers.tobytes(), None)
+        if plan is None:
+            plan = FixedPlan(self._spec)
+            plan.set_state(state)
+        if not count:
+            plan.end(came - plan.row)
+        parts = [np.zeros((3, 0), np.int64)]
+        while decision := plan.decide(self._unit, 0):
+            uses, rows, *_ = decision
+            ready = int(rows.searchsorted(came, "right"))
+            if count:
+                ready -= ready % self._unit
+            if ready:
+                plan.settle(ready, int(rows[ready - 1]))
+                columns: Any = uses.fresh_index, uses.repeat, uses.last
+                parts.append(np.concatenate([column[:, :ready] for column in columns]))
+            if ready < rows.size:
                 break
-            done, piece, at = piece, next(pieces), 0
-            before = before + done.index.size if done.round == piece.round else 0
-        leaving = np.concatenate(uses, axis=1)
-        leaving = leaving[:, leaving[0] < came]
-        whole = leaving.shape[1] // self._unit * self._unit if count else None
-        (index, repeat, last), waiting = leaving[:, :whole], leaving[:, whole:]
+        index, repeat, last = np.concatenate(parts, axis=1)
         places, keep = np.searchsorted(items, index), ~np.isin(items, self._used_up)
         keep[places[last > 0]] = False
-        place = [piece.round, piece.anchor, piece.carry, before + at, came]
-        integers = np.concatenate([place, waiting.reshape(-1)])
+        integers = np.array([*plan.get_state().values(), came])
         if len(self._live) >= _MOST_LIVE:
             self._live.clear()
-        self._live[integers.tobytes()] = pieces, piece, before, at
+        self._live[integers.tobytes()] = plan
         kept = np.flatnonzero(keep)
         return integers, items[kept], kept, places, index, repeat.astype(np.int32)
-
-    def _begin(
-        self, round_: int, anchor: int, carry: int, position: int
-    ) -> tuple[Iterator[Piece], Piece, int, int]:
-        """Returns pieces, the one that holds a position, and the uses around it."""
-        pieces, before = self._order.pieces(round_, anchor, carry), 0
-        piece = next(pieces)
-        while position - before > piece.index.size:
-            before += piece.index.size
-            piece = next(pieces)
-        return pieces, piece, before, position - before
