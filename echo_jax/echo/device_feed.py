@@ -53,9 +53,6 @@ class _Slots:
             with jax.transfer_guard_host_to_device("allow"):
                 self.arrays = self._scatter(self.arrays, batch, into)
 
-    # Rows whose slot is out of range are dropped by every write.
-    rewrite = write
-
     def clear(self) -> None:
         if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
             self.arrays = self.buffer.init()  # A failed write has donated them.

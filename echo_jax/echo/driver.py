@@ -39,11 +39,10 @@ class Store(Protocol):
     eager: bool  # whether rows that are ready are written before they are needed
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """Puts the rows of `Reader.take` into slots, lane by lane, ``int32[G, n]``."""
-        ...
+        """Puts the rows of `Reader.take` into slots, lane by lane, ``int32[G, n]``.
 
-    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """Does the same on a restore; drops rows with a slot out of range."""
+        A restore also gives rows with the slot ``num_slots``, which nobody reads.
+        """
         ...
 
     def clear(self) -> None:
@@ -296,7 +295,7 @@ class Driver:
                 )
             taken = self._reader.take(rows, self.plan.anchor)
             if at >= 0:
-                self._store.rewrite(restored.slots[:, at : at + rows], taken)
+                self._store.write(restored.slots[:, at : at + rows], taken)
             at += rows
 
     def close(self) -> None:

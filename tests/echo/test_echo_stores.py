@@ -333,28 +333,6 @@ def test_a_short_last_batch_is_refused_with_both_sizes_and_the_cure():
     assert "drop_remainder=True" in message and "drop_last=True" in message
 
 
-def with_keys(batch, keys):
-    def add(x, key):
-        return x + (jax.random.key_data(key)[1] % 7).astype(jnp.int32)
-
-    return {"x": jax.vmap(add)(batch["x"], keys)}
-
-
-def test_an_explicit_mesh_gives_the_batches_of_an_automatic_one():
-    def run(kind):
-        fresh = ({"x": np.arange(8, dtype=np.int32) + 8 * k} for k in range(4))
-        spec = ej.EchoSpec(2, 32, "spread", 8, 3)
-        echo = ej.device.echo_batches(
-            fresh, spec, mesh=mesh_of(4, kind), prefetch=0, augment=with_keys
-        )
-        return [batch["x"] for batch in echo]
-
-    explicit, automatic = run(AxisType.Explicit), run(AxisType.Auto)
-    assert len(explicit) == 8
-    assert [x.tolist() for x in explicit] == [x.tolist() for x in automatic]
-    assert explicit[0].sharding.mesh.axis_types == (AxisType.Explicit,)
-
-
 # A shape and dtype of a leaf, and the shape and number of the places of a slot.
 TILES = [
     ((32, 32, 3), "uint8", (24, 128), 1),

@@ -51,8 +51,6 @@ class ItemStore:
         for slot, (item, _, _) in zip(slots[0].tolist(), taken, strict=True):
             self._items[slot] = item
 
-    rewrite = write
-
     def read_one(self, slot: int) -> Any:
         item = self._items[slot]
         return tree_map(view, item) if self._copies else item
@@ -124,8 +122,6 @@ class RingStore:
                     continue
                 for row, leaf in zip(rows.tolist(), column[first:end], strict=True):
                     kept[row] = leaf
-
-    rewrite = write
 
     def clear(self) -> None:
         """Keeps the memory of the slots."""
