@@ -86,11 +86,12 @@ def assert_device_laws(
 def _seen_by_all(batch: Any, keys: Any) -> Any:
     """Returns an augmented batch in which every row describes the whole batch."""
     index, words = batch["index"], jax.random.key_data(keys)
+    words = words[:, 0] + 3 * words[:, 1]
     return {
         "index": index,
         "rows": 0 * index + len(index),
         "sum": 0 * index + index.sum(),
-        "keys": 0 * words[:, 0] + words.sum(dtype=words.dtype),
+        "keys": 0 * words + words.sum(dtype=words.dtype),
     }
 
 
