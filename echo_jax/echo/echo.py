@@ -3,6 +3,7 @@
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from echo_jax.echo.counts import UseInfo
@@ -51,16 +52,20 @@ class HostEchoIterator(EchoIterator):
         ahead = prefetched(spec, self._prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
         plan = make_plan(spec, options=shape)
-        is_identity = not batch and not ahead and _uses_items_once(spec)
+        is_once = _uses_items_once(spec)
+        is_identity = is_once and not batch and not ahead
         self._store: Any = ItemStore(plan.num_slots, copies=not is_identity)
+        next_anchor: Any = None if is_identity else plan.next_anchor
+        if stacked or (is_once and not is_identity):
+            # Any stacked item may be the anchor. Items that are used once go back to
+            # the start of an output.
+            size = spec.batch_size if batch and not stacked else 1
+            next_anchor = partial(_next_multiple, size)
         if batch:
             self._store = RingStore(plan.num_slots, stacked=stacked)
-        # An identity never goes back to an item.
-        next_anchor = None if is_identity else plan.next_anchor
         self._reader = Reader(
             self._iterator,
-            # Any stacked item may be the anchor.
-            next_anchor=_same if stacked else next_anchor,
+            next_anchor=next_anchor,
             intake=self._store,
             depth=ahead * spec.batch_size,
         )
@@ -104,8 +109,8 @@ def _uses_items_once(spec: AnySpec) -> bool:
     return spec.schedule.max_factor == 1
 
 
-def _same(row: int) -> int:
-    return row
+def _next_multiple(size: int, row: int) -> int:
+    return -(-row // size) * size
 
 
 class _SizedEchoIterator(HostEchoIterator):
