@@ -147,6 +147,20 @@ def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
             np.testing.assert_array_equal(next(restored), use)
 
 
+def test_batches_of_items_used_once_ask_the_upstream_once_each_for_its_state():
+    class Asked(CountingUpstream):
+        times = 0
+
+        def get_state(self):
+            self.times += 1
+            return super().get_state()
+
+    upstream = Asked(list(range(40)))
+    echo = ej.echo(upstream, ej.EchoSpec(1, batch_size=8), batch=True)
+    assert [next(echo).sum() for _ in range(4)] == [28, 92, 156, 220]
+    assert upstream.times <= 5
+
+
 def test_a_state_that_leaves_out_items_in_use_is_refused():
     spec, _, states = middle_states("window_shuffle", batch=True)
     for state in states.values():
