@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -139,11 +140,12 @@ class DecisionLog(Sequence[bool]):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
         """Reads a decision log from a file of any source; errors as in `read`."""
-        # Opening a named pipe could block for ever.
-        if Path(path).exists() and not Path(path).is_file():
-            raise ValueError(f"{path} is not a decision log: it is no regular file")
-        with open(path, "rb") as file:
-            return cls.read(file, name=os.fspath(path))
+        name = os.fspath(path)
+        # To open a named pipe could block for ever.
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(f"{name} is not a decision log: it is no regular file")
+            return cls.read(file, name=name)
 
     @classmethod
     def read(cls, file: IO[bytes], *, name: str) -> "DecisionLog":
@@ -214,6 +216,10 @@ def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
     """Returns the decisions of an adaptive echo up to a state; None in other modes."""
     log = state["plan"].get("log")
     return None if log is None else DecisionLog.from_json(log)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _record(decisions: int, stream: bytes) -> dict[str, Any]:

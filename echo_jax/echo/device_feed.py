@@ -139,10 +139,11 @@ class DeviceFeed(Driver):
         """
         most, uses = self.plan.max_batches, num_batches * self.plan.batch
         if not 1 <= num_batches <= most:
+            fix = f"Make the plan with max_batches={num_batches}."
+            if num_batches < 1 or self.log is not None:
+                fix = "Use 1."
             raise ValueError(
-                f"num_batches must be 1 to {most}, got {num_batches}. Make the plan "
-                f"with max_batches={num_batches}; an adaptive echo decides one batch "
-                "at a time."
+                f"num_batches must be 1 to {most}, got {num_batches}. {fix}"
             )
         with self.turn:
             found = self.next(uses)

@@ -346,7 +346,8 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
 def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked):
     feed, _ = feed_of(spec, max_batches=most)
     with closing(feed):
-        message = f"1 to {most}, got {asked}. Make the plan with max_batches={asked};"
+        fix = f"Make the plan with max_batches={asked}." if most > 1 else "Use 1."
+        message = f"1 to {most}, got {asked}. {fix}"
         with pytest.raises(ValueError, match=message):
             feed.take(asked)
         # Nothing was taken, and the feed goes on.

@@ -54,13 +54,15 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         self._before = sys.gettrace()
+        self._collects = gc.isenabled()
         gc.disable()  # No error can be raised where another echo is being collected.
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.settrace(self._before)
-        gc.enable()
+        if self._collects:
+            gc.enable()
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         # An installed echo_jax is itself in a folder that is left alone.

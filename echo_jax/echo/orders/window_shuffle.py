@@ -53,8 +53,8 @@ class WindowShuffle(Order):
                 f"most {(1 << fits // 2) - 1}, which is far beyond what longer lags "
                 "gain"
             )
-        # They differ by at most the delay, and by about the root of the buffer; ten
-        # times the root is more than ten standard deviations.
+        # Fresh items of two lanes differ by at most the delay, and by about the root of
+        # the buffer; ten times the root is more than ten standard deviations.
         self.drift = min(2 * self.buffer, math.ceil(10 * self.buffer**0.5))
         self.num_slots = self.buffer + 1
         self.window, self.stride = 2 * self.delay + 2, self.delay
