@@ -262,8 +262,8 @@ TABLES = {
         [_read("s5"), _final("s5", _LESS_THAN_FRESH)],
         {
             "baseline": "fresh data",
-            "epochs_4": "4 epochs of 4,096 examples, read anew",
-            "epochs": "8 epochs of 2,048, read anew",
+            "epochs_4": "4 epochs of 4,096 examples, read again",
+            "epochs": "8 epochs of 2,048, read again",
             "cache": "the same, all 2,048 in memory (`spread`)",
             "echo_512": "512 of them in memory",
             "echo_64": "64 of them in memory",

@@ -7,7 +7,7 @@ of 32, and its last loss is compared. Every arm is searched over learning rate,
 momentum and weight decay:
 
     baseline    16,384 fresh examples: what no echo can beat
-    epochs      8 epochs of 2,048 examples, read anew in each of them
+    epochs      8 epochs of 2,048 examples, read again in each of them
     epochs_4    4 epochs of 4,096 examples
     cache       the same examples, each used 8 times, as many of them in memory
     echo_512    the same with 512 in memory; echo_64 and batch with less
