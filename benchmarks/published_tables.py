@@ -302,7 +302,7 @@ TABLES = {
             _final("s7_echo", "the same, each example used 4 times"),
         ],
         {
-            "every": "replicas that meet after every 4th update",
+            "every": "replicas that synchronise after every 4th update",
             "bernoulli": "… with probability 1/4",
             "accumulate": "gradients of 4 parts (accumulation)",
             "diloco": "… every 4th, by an outer step (DiLoCo, its rate and momentum as "

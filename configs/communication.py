@@ -8,7 +8,7 @@ A small byte-level Transformer learns the Python standard library's source code 
 
     baseline          one model, gradients summed at each of 2,048 updates of 32
     accumulate_4      a quarter of the updates, of 4 parts each; _16 a sixteenth
-    every_4           replicas that meet after every 4th update; _16 every 16th
+    every_4           replicas that synchronise after every 4th update; _16 every 16th
     bernoulli_4       after each with probability 1/4; _16 with 1/16
     post_local        at each of the first half, then every 16th (Lin et al. 2020)
     diloco            every 16th, with an outer step (Douillard et al. 2023)

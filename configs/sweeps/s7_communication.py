@@ -9,9 +9,9 @@ compared:
 
     baseline      512 updates of 32, gradients summed at each of them
     accumulate    128 updates of 128, of 4 parts each
-    every         replicas that meet after every 4th update
-    bernoulli     replicas that meet after each with probability 1/4
-    diloco        replicas that meet after every 4th, with an outer step
+    every         replicas that synchronise after every 4th update
+    bernoulli     replicas that synchronise after each with probability 1/4
+    diloco        replicas that synchronise after every 4th, with an outer step
 
 All but the baseline send a quarter of its bytes. Every arm is searched. With ``:echo``
 every example is used 4 times, by the device that has it, at a quarter of the reads.
