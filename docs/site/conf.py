@@ -23,7 +23,7 @@ include_patterns = [
     "results/*/table.md",
     "results/seconds/*/table.md",
 ]
-# Dimensions, units and defaults stand in the text.
+# Dimensions, units and defaults are in the text.
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 root_doc = "docs/site/index"

@@ -1,4 +1,4 @@
-"""What the site takes from the code, as Markdown: fields of configs, and commands."""
+"""Makes Markdown from the code for the site: fields of configs, and commands."""
 
 import argparse
 import functools
@@ -9,18 +9,18 @@ from echo_jax.config.fields import described_fields
 
 __all__ = ["commands_page", "fields_page"]
 
-# What --help is wrapped at, whatever the terminal in which the site is made.
+# The width of --help, whatever the terminal in which the site is made.
 _HELP_COLUMNS = 88
 
 
 def fields_page(config: Mapping[str, Any], source: str) -> str:
     """Lists the fields of a config, in the order of its source.
 
-    Fields of a group stand below its name; those of none come first, below "run".
+    A group has its name as title. Fields without a group come first, below "run".
 
     Args:
       config: With the defaults.
-      source: Of the function that makes it: see `described_fields`.
+      source: The code of the function that makes it: see `described_fields`.
 
     Returns:
       Tables of field, default and description.

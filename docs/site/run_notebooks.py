@@ -1,4 +1,4 @@
-"""Runs notebooks and stores what they show, for the site and whoever opens them.
+"""Runs notebooks and stores their outputs, for the site and for readers.
 
     pip install -e '.[notebooks]'
     python docs/site/run_notebooks.py          # all of them, in some minutes
@@ -26,10 +26,10 @@ from PIL import Image
 __all__ = ["main", "num_pictures", "what_is_wrong"]
 
 _FOLDER = Path(__file__).parents[2] / "notebooks"
-# Of what code the outputs are, in the metadata of a notebook.
+# The key of the hash of the code that made the outputs, in a notebook's metadata.
 _CODE = "outputs_of_code"
 _MOST_BYTES = 400_000
-# Of a figure, which then takes a fifth of its bytes.
+# A figure with so few colours takes a fifth of its bytes.
 _COLOURS = 128
 # With two names or more, so that "/s" and "</td>" are none.
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/<])/[\w.-]+/[\w.-]+|\b[A-Z]:\\\w")
