@@ -29,7 +29,7 @@ import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog, Recorder
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.plans.base import Decision, Need, Uses
+from echo_jax.echo.plans.base import Decision, Need, Uses, stacked
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import AdaptiveSpec
 
@@ -141,10 +141,7 @@ class AdaptivePlan(RingPlan):
             return None
         number = len(self._recorder)
         drawn = [items.draw(size, number) for items in self._items]
-        slots, repeat = (
-            part[0][None] if len(part) == 1 else np.stack(part)
-            for part in zip(*drawn, strict=True)
-        )
+        slots, repeat = map(stacked, zip(*drawn, strict=True))
         self._used += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
         self._latest = repeat

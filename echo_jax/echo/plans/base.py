@@ -7,7 +7,7 @@ there is one lane.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_origin",
     "damaged",
     "outputs_of",
+    "stacked",
 ]
 
 
@@ -196,9 +197,8 @@ def outputs_of(
             first, (must, may) = row, plan.need(uses)
             rows = must or (may if may and ready() else 0)
             if row + rows > total:
-                plan.end(total - row)
-                must, may = plan.need(uses)
-                rows = must or may
+                rows = total - row
+                plan.end(rows)
             decision, at = plan.decide(uses, rows), 0
             if decision is None:
                 return
@@ -246,3 +246,8 @@ def damaged(state: Mapping[str, Any]) -> ValueError:
         f"the numbers of this state do not fit together: {dict(state)!r:.500}; it is "
         "damaged"
     )
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns ``np.stack`` of arrays, in a tenth of the time for one array."""
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -8,9 +8,11 @@ at once, before the first of their items is read.
 """
 
 import copy
+import functools
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -27,6 +29,7 @@ from echo_jax.echo.plans.base import (
     check_keys,
     check_origin,
     damaged,
+    stacked,
 )
 from echo_jax.echo.plans.lanes import Lanes, lane_spec
 from echo_jax.echo.spec import EchoSpec
@@ -60,7 +63,7 @@ class FixedPlan(Plan):
         options: tuple[object, ...] = (),
     ):
         # Without lanes items come one by one. ``options`` shape the sequence, too.
-        self._by_item = lanes is None
+        self._in_lanes = lanes is not None
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
@@ -69,7 +72,7 @@ class FixedPlan(Plan):
         specs = [lane_spec(spec, lane, count) for lane in self._lanes.own]
         ahead = min(_BATCHES_AHEAD, _USES_AHEAD // self.batch)
         self._ahead = max(max_batches, ahead, 1) * self.batch
-        if not self._by_item:
+        if self._in_lanes:
             options = (*options, self._lanes.host_batch, count)
         sizes = {"max_batches": max_batches, "uses": self._ahead, "options": options}
         try:
@@ -89,26 +92,23 @@ class FixedPlan(Plan):
 
     def decide(self, uses: int, rows: int) -> Decision | None:
         found = [plan.decide(max(uses, self._ahead)) for plan in self._plans]
-        decided = [each for each in found if each is not None]
-        if len(decided) < len(found):
+        size = min([each.uses.size for each in found])
+        if not size:
             return None
-        size = min([each.uses.size for each in decided])
         if size > self.batch:
             size -= size % self.batch
         columns = [
-            _stacked([getattr(each.uses, name)[:size] for each in decided])
+            stacked([getattr(each.uses, name)[:size] for each in found])
             for name in Uses.__slots__
         ]
-        must, most = decided[0].rows[:size], decided[0].most[:size]
-        if len(decided) > 1:
-            must = np.max([each.rows[:size] for each in decided], axis=0)
-            most = np.min([each.most[:size] for each in decided], axis=0)
+        must = functools.reduce(np.maximum, [each.rows[:size] for each in found])
+        most = functools.reduce(np.minimum, [each.most[:size] for each in found])
         if self._lanes.rows > 1:
             must = -(-must // self._lanes.rows) * self._lanes.rows
             if (end := self._plans[0].end) >= 0:
                 must = np.minimum(must, end)
-        length = min([each.slots.size for each in decided])
-        given = _stacked([each.slots[:length] for each in decided])
+        length = min([each.slots.size for each in found])
+        given = stacked([each.slots[:length] for each in found])
         columns[1] = self._lanes.global_index(columns[1])
         return Decision(Uses(*columns), must, most, given)
 
@@ -126,21 +126,17 @@ class FixedPlan(Plan):
 
     def oldest(self) -> int:
         # Lanes may differ, so they use the anchor, which they share.
-        return self._plans[0].oldest() if self._by_item else self.anchor()
+        return self.anchor() if self._in_lanes else self._plans[0].oldest()
 
     def next_anchor(self, row: int) -> int:
         return self._plans[0].next_anchor(row)
 
     def get_state(self) -> dict[str, Any]:
-        if self._by_item:
-            return self._plans[0].get_state()
-        return {
-            "lanes": [plan.get_state() for plan in self._plans],
-            "written": self._plans[0].written,
-        }
+        states = [plan.get_state() for plan in self._plans]
+        return {"lanes": states, "written": self.row} if self._in_lanes else states[0]
 
     def check_state(self, state: Any) -> None:
-        if self._by_item:
+        if not self._in_lanes:
             return self._plans[0].check_state(state)
         check_keys(state, {*self.get_state()}, "a fixed echo in lanes")
         lanes = state["lanes"]
@@ -158,7 +154,7 @@ class FixedPlan(Plan):
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:
         saved, written = [state], state.get("written", state.get("fresh"))
-        if not self._by_item:
+        if self._in_lanes:
             saved = state["lanes"]
         self._plans = [copy.copy(plan) for plan in self._plans]
         both = zip(self._plans, saved, strict=True)
@@ -206,33 +202,43 @@ class _FixedLane:
         self._restart(defaultdict(int, end=-1))
 
     def _restart(self, state: Mapping[str, int]) -> None:
-        # ``fresh`` items were used so far, and ``written`` ones are in slots.
-        self.fresh = self.written = state["fresh"]
-        self._uses, self._repeats = state["uses"], state["repeats"]
-        self.end = state["end"]
-        self._slot_of = np.zeros(self._wrap + 1, np.int32)
-        self._free = np.arange(self.num_slots, dtype=np.int32)
+        # Slots hold the ``written`` first items, until their last use.
+        self.written, self.end = state["fresh"], state["end"]
+        self._counts = Counts(state["fresh"], state["uses"], state["repeats"])
+        self._slot_of = np.full(self._wrap + 1, self.num_slots, np.int32)
         self._pieces = self._rounds.pieces(
             state["round"], state["anchor"], state["carry"]
         )
-        self._piece = next(self._pieces)
-        self._in_round = 0  # uses of the round before the piece
-        self._at = 0  # uses of the piece that are handed out
-        self._ahead: list[Piece] = []
-        # The decision, the number of its uses that are handed out, and the rows before.
-        self._decided: Decision | None = None
-        self._handed_out = self._before = 0
+        # The current piece and those made after it; the current one's uses handed out.
+        self._ahead = [self._within_end(next(self._pieces))]
+        self._at = state["position"]
+        if self._at > self._ahead[0].index.size:
+            raise ValueError(f"there are no {self._at} uses")
+        self._decide_none(np.arange(self.num_slots, dtype=np.int32))
+
+    def _decide_none(self, free: np.ndarray) -> None:
+        nothing, most = np.zeros(0, np.int64), np.array([self.written + free.size])
+        self._follow(Decision(Uses.none()[0], nothing, most, free))
+
+    def _follow(self, decision: Decision) -> None:
+        # Its ``most`` has one more entry, for the uses after it.
+        self._decided, self._handed_out, self._before = decision, 0, self.written
+
+    def _free(self) -> np.ndarray:
+        """Returns the free slots, in the order in which rows get them."""
+        freed = int(self._decided.most[self._handed_out])
+        return self._decided.slots[self.written - self._before : freed - self._before]
 
     def counts(self, uses: int) -> Counts:
-        if self._decided is None or uses <= self._handed_out:
-            return Counts(self.fresh, self._uses, self._repeats)
-        fresh = max(self.fresh, int(self._decided.rows[uses - 1]))
         more = self._decided.uses.repeat[self._handed_out : uses]
-        repeats = self._repeats + int(np.count_nonzero(more))
-        return Counts(fresh, self._uses + more.size, repeats)
+        if not more.size:
+            return self._counts
+        repeats = self._counts.repeats + int(np.count_nonzero(more))
+        fresh = int(self._decided.rows[uses - 1])
+        return Counts(fresh, self._counts.uses + more.size, repeats)
 
     def anchor(self) -> int:
-        return self._where()[1]
+        return self._place()[0]
 
     def oldest(self) -> int:
         # With a small buffer the anchor is good enough: there is little to save.
@@ -240,10 +246,11 @@ class _FixedLane:
             return self.anchor()
         items = np.arange(self.anchor(), self.written)
         # A slot holds the last item that it was given to.
-        held = np.full(self.num_slots + 1, self.fresh)
+        held = np.full(self.num_slots + 1, self._counts.fresh)
         held[self._slot_of[items & self._wrap]] = items
-        held[self._free] = held[-1] = self.fresh
-        return min(self.fresh, int(held.min()))
+        # Neither free slots nor the mark of items without a slot hold one.
+        held[self._free()] = held[-1] = self._counts.fresh
+        return int(held.min())
 
     def next_anchor(self, index: int) -> int:
         anchor = self._rounds.next_anchor(index)
@@ -254,78 +261,70 @@ class _FixedLane:
     def end_at(self, total: int) -> None:
         """Sets the number of items of the whole upstream; what is decided is void."""
         self.end = total
-        self._piece = self._within_end(self._piece)
-        self._ahead = [self._within_end(p) for p in self._ahead if p.anchor < total]
-        self._decided, self._handed_out = None, 0
+        self._pieces = itertools.chain(self._ahead[1:], self._pieces)
+        self._ahead = [self._within_end(self._ahead[0])]
+        self._decide_none(self._free())
 
-    def decide(self, uses: int) -> Decision | None:
+    def decide(self, uses: int) -> Decision:
         """Decides up to ``uses`` next uses, as if all their items came."""
         # The arrays have no axis of lanes.
-        self._decided, self._handed_out, self._before = None, 0, self.written
         runs = self._runs(uses)
-        if not runs:
-            return None
         index, repeat, last, newest = runs[0]
         if len(runs) > 1:
             index, repeat, last, newest = map(np.concatenate, zip(*runs, strict=True))
             newest = np.maximum.accumulate(newest)
-        rows = np.maximum(newest + 1, self.fresh)
-        given = self._give(index.compress(last))
-        if rows[-1] > self.written + given.size:
-            raise AssertionError("an echo plan ran out of slots; this is a bug")
-        most = np.empty(last.size, np.int64)
-        most[0] = self.written + self._free.size
-        np.cumsum(last[:-1], out=most[1:])
-        most[1:] += most[0]
+        rows = np.maximum(newest + 1, self._counts.fresh)
+        free = self._free()
+        most = np.full(last.size + 1, self.written + free.size)
+        most[1:] += last.cumsum()
+        given = self._give(free, index.compress(last))
         slots = self._slot_of.take(index & self._wrap)
-        found = Uses(slots, index, repeat, last)
-        self._decided = Decision(found, rows, most, given)
+        self._follow(Decision(Uses(slots, index, repeat, last), rows, most, given))
         return self._decided
 
     def _runs(self, n: int) -> list[tuple[np.ndarray, ...]]:
         """Returns the next ``n`` uses in parts: index, repeat, last, newest item."""
         runs = []
         for piece, at in self._upcoming():
-            part = slice(at, at + n)
-            if size := piece.index[part].size:
-                columns = piece.index, piece.repeat, piece.last, piece.newest
-                runs.append(tuple(column[part] for column in columns))
-                n -= size
+            columns = piece.index, piece.repeat, piece.last, piece.newest
+            runs.append(tuple(column[at : at + n] for column in columns))
+            n -= runs[-1][0].size
             if n == 0:
                 break
         return runs
 
     def _upcoming(self) -> Iterator[tuple[Piece, int]]:
-        """Yields this piece and those ahead, with their uses that were handed out."""
-        yield self._piece, self._at
-        yield from ((piece, 0) for piece in self._ahead)
-        while (following := self._look_ahead()) is not None:
-            yield following, 0
+        """Yields this piece and those after it, with their uses handed out."""
+        yield self._ahead[0], self._at
+        yield from ((piece, 0) for piece in self._ahead[1:])
+        for piece in self._pieces:
+            if 0 <= self.end <= piece.anchor:
+                return
+            self._ahead.append(self._within_end(piece))
+            yield self._ahead[-1], 0
 
-    def _look_ahead(self) -> Piece | None:
-        """Returns one more piece; None after the end."""
-        following = next(self._pieces)
-        if 0 <= self.end <= following.anchor:
-            return None
-        self._ahead.append(self._within_end(following))
-        return self._ahead[-1]
+    def _within_end(self, piece: Piece) -> Piece:
+        if self.end < 0:
+            return piece
+        keep = piece.index < self.end
+        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
+        return replace(piece, index=index, repeat=repeat, last=last)
 
-    def _give(self, ending: np.ndarray) -> np.ndarray:
+    def _give(self, free: np.ndarray, ending: np.ndarray) -> np.ndarray:
         """Returns slots for the next rows: the free ones, then those of some items."""
-        given = np.concatenate([self._free, np.empty(ending.size, np.int32)])
-        self._assign(self.written, self._free)
+        given = np.concatenate([free, np.empty(ending.size, np.int32)])
+        self._assign(self.written, free)
         # Items that get their slot here may end here, too.
-        at, row = self._free.size, self.written + self._free.size
-        newest = np.maximum.accumulate(ending)
+        at, newest = free.size, np.maximum.accumulate(ending)
         while at < given.size:
-            done = at - self._free.size
+            done, row = at - free.size, self.written + at
             stop = int(newest.searchsorted(row))
             if stop == done:
                 raise AssertionError("an echo plan ran out of slots; this is a bug")
             slots = self._slot_of.take(ending[done:stop] & self._wrap)
             given[at : at + slots.size] = slots
             self._assign(row, slots)
-            at, row = at + slots.size, row + slots.size
+            at += slots.size
         return given
 
     def _assign(self, row: int, slots: np.ndarray) -> None:
@@ -337,64 +336,37 @@ class _FixedLane:
             self._slot_of[: slots.size - before_wrap] = slots[before_wrap:]
 
     def settle(self, uses: int, written: int) -> None:
-        decided = self._decided
-        if decided is None:
-            return
-        if uses > self._handed_out:
-            found = self.counts(uses)
-            self.fresh, self._repeats = found.fresh, found.repeats
-            self._advance(uses - self._handed_out)
-            self._handed_out = uses
-        self.written = written
-        freed = decided.slots.size
-        if uses < decided.uses.size:
-            freed = int(decided.most[uses]) - self._before
-        self._free = decided.slots[written - self._before : freed]
+        counts, before = self.counts(uses), self._counts.uses
+        self._handed_out += counts.uses - before
+        self._at += counts.uses - before
+        self._counts, self.written = counts, written
+        while self._at >= self._ahead[0].index.size and len(self._ahead) > 1:
+            self._at -= self._ahead.pop(0).index.size
 
-    def _advance(self, n: int) -> None:
-        """Moves on by ``n`` uses, and to the next piece if one is done."""
-        self._at += n
-        self._uses += n
-        while self._at >= self._piece.index.size and self._ahead:
-            done, self._piece = self._piece, self._ahead.pop(0)
-            self._at -= done.index.size
-            same = done.round == self._piece.round
-            self._in_round = self._in_round + done.index.size if same else 0
-
-    def _within_end(self, piece: Piece) -> Piece:
-        if self.end < 0:
-            return piece
-        keep = piece.index < self.end
-        if keep.all():
-            return piece
-        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
-        return replace(piece, index=index, repeat=repeat, last=last)
-
-    def _where(self) -> tuple[int, int, int, int]:
-        """Returns the round, its anchor, its carry, and its number of emitted uses."""
-        piece, at = self._piece, self._at
+    def _place(self) -> tuple[int, int]:
+        """Returns the anchor, and the uses from it on that are handed out."""
+        piece, at = self._ahead[0], self._at
         if not self._rounds.by_item:
-            return piece.round, piece.anchor, piece.carry, self._in_round + at
+            return piece.anchor, at
         if at < piece.index.size:
-            item, position = int(piece.index[at]), int(piece.repeat[at])
-        else:
-            item, position = int(piece.index[-1]) + 1 if at else piece.anchor, 0
-        schedule = self._rounds.schedule
-        _, carry = schedule.uses(piece.anchor, item - piece.anchor, piece.carry)
-        return item, item, carry, position
+            return int(piece.index[at]), int(piece.repeat[at])
+        return int(piece.index[-1]) + 1 if at else piece.anchor, 0
 
     def get_state(self) -> dict[str, int]:
-        round_, anchor, carry, position = self._where()
+        piece, (anchor, position) = self._ahead[0], self._place()
+        passed, carry = anchor - piece.anchor, piece.carry
+        if passed:
+            _, carry = self._rounds.schedule.uses(piece.anchor, passed, carry)
         return {
             "anchor": anchor,
             "carry": carry,
             "end": self.end,
-            "fresh": self.fresh,
+            "fresh": self._counts.fresh,
             "position": position,
-            "repeats": self._repeats,
-            "round": round_,
+            "repeats": self._counts.repeats,
+            "round": piece.round + passed,
             "spec": self._fingerprint,
-            "uses": self._uses,
+            "uses": self._counts.uses,
         }
 
     def check_state(self, state: Any) -> None:
@@ -419,33 +391,21 @@ class _FixedLane:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Goes to a state; returns the items that have slots, and these slots."""
         self._restart(state)
-        self._piece = self._within_end(self._piece)
-        self._at = state["position"]
-        while self._at > self._piece.index.size:
-            if self._look_ahead() is None:
-                raise ValueError(f"there are no {state['position']} uses")
-            self._advance(0)
         # Slots are assigned again, in ascending order of the items.
-        items = np.concatenate([self._in_use(), np.arange(self.fresh, written)])
-        slots, self._free = np.split(self._free, [items.size])
-        # `oldest` must not take items that have no slot for those in slot 0.
-        self._slot_of[:] = self.num_slots
+        items = np.concatenate([self._in_use(), np.arange(state["fresh"], written)])
+        slots, free = np.split(self._free(), [items.size])
         self._slot_of[items & self._wrap] = slots
         self.written = written
+        self._decide_none(free)
         return items, slots
 
     def _in_use(self) -> np.ndarray:
         """Returns the taken items that the rest of the order uses, ``int64[n]``."""
-        first = self.anchor()
-        used = np.zeros(self.fresh - first, bool)
+        first, fresh = self.anchor(), self._counts.fresh
+        used = np.zeros(fresh - first, bool)
         for piece, at in self._upcoming():
-            if piece.anchor >= self.fresh:
+            if piece.anchor >= fresh:
                 break
             rest = piece.index[at:]
-            used[rest[rest < self.fresh] - first] = True
+            used[rest[rest < fresh] - first] = True
         return np.flatnonzero(used) + first
-
-
-def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns ``np.stack`` of arrays, in a tenth of the time for one array."""
-    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

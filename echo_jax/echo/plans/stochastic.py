@@ -23,7 +23,7 @@ import numpy as np
 
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.plans.base import Decision, Need, Uses, damaged
+from echo_jax.echo.plans.base import Decision, Need, Uses
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
 
@@ -64,7 +64,8 @@ class StochasticPlan(RingPlan):
         own, seed = self._lanes.own, self._spec.seed
         self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in own]
         self._uses = np.zeros((len(own), self.num_slots), np.int32)
-        self._decided_from, self._decided = 0, np.zeros(0, bool)
+        # Whether the next batches are fetched, as far as it is decided.
+        self._coins = np.zeros(0, bool)
 
     def need(self, uses: int) -> Need:
         batches = -(-uses // self.batch)
@@ -98,44 +99,40 @@ class StochasticPlan(RingPlan):
             "repeats": self._repeats,
         }
 
-    def check_state(self, state: Any) -> None:
-        super().check_state(state)
-        batches, fresh = state["batches"], state["fresh"]
-        if 0 <= batches <= _MAX_BATCHES:
-            ahead = fresh - self._loading(batches, fresh).size * self.batch
-            if -self.batch < ahead <= self.max_batches * self.batch:
-                return
-        raise damaged(state)
-
     def _decide_again(self, state: Mapping[str, Any]) -> Uses:
         # All fetches are decided again, about 50 ms for a million batches. The batches
         # since the oldest item in the buffer are made again, about 0.1 ms each for 1024
         # items.
-        lanes, fresh = len(self._lanes.own), state["fresh"]
-        fetching = self._loading(state["batches"], fresh)
+        lanes, fresh, batches = len(self._lanes.own), state["fresh"], state["batches"]
+        fetching = self._fetching(batches, fresh)
+        ahead = fresh - fetching.size * self.batch
+        if not -self.batch < ahead <= self.max_batches * self.batch:
+            raise ValueError(f"{batches} batches do not fetch {fresh} items")
         fetched = min(fetching.size * self.batch, fresh)
         oldest = max(0, fetched - self._memory) // self.batch
         self._fetched = oldest * self.batch
         self._batches = int(fetching[oldest]) if oldest < fetching.size else 0
         latest = None
-        while self._batches < state["batches"]:
+        while self._batches < batches:
             latest = self._advance(fresh)
         self._written = fresh
-        reused = (state["batches"] - fetching.size) * min(self.batch, fetched)
+        reused = (batches - fetching.size) * min(self.batch, fetched)
         self._repeats, self._used = reused * lanes, (reused + fetched) * lanes
         return Uses.none(lanes) if latest is None else self._uses_of(*latest)
 
-    def _loading(self, batches: int, fresh: int) -> np.ndarray:
+    def _fetching(self, batches: int, fresh: int) -> np.ndarray:
         """Returns which of the first ``batches`` are fetched, ``int64[n]``."""
         # It stops early if they fetch more than ``fresh`` items.
-        found = [np.zeros(0, np.int64)]
-        most, fetches = fresh // self.batch + 1, 0
+        if batches > _MAX_BATCHES:
+            raise ValueError(f"{batches} batches are more than {_MAX_BATCHES}")
+        found, left = [np.zeros(0, np.int64)], fresh // self.batch + 1
         for at in range(0, batches, _SPAN):
-            if fetches > most:
+            if left < 0:
                 break
-            decided = self._decide(at, min(_SPAN, batches - at))
-            found.append(at + np.flatnonzero(decided))
-            fetches += found[-1].size
+            found.append(
+                at + np.flatnonzero(self._decide(at, min(_SPAN, batches - at)))
+            )
+            left -= found[-1].size
         return np.concatenate(found)
 
     def _decide(self, first: int, count: int) -> np.ndarray:
@@ -145,11 +142,9 @@ class StochasticPlan(RingPlan):
 
     def _fetches_ahead(self, batches: int) -> np.ndarray:
         """Returns whether the next batches are fetched, ``bool[batches]``."""
-        at = self._batches - self._decided_from
-        if not 0 <= at <= self._decided.size - batches:
-            decided = self._decide(self._batches, _BLOCK + batches)
-            self._decided_from, self._decided, at = self._batches, decided, 0
-        return self._decided[at : at + batches]
+        if self._coins.size < batches:
+            self._coins = self._decide(self._batches, _BLOCK + batches)
+        return self._coins[:batches]
 
     def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
         """Makes a batch; returns items of the lanes and repeats, ``[G, n]`` each."""
@@ -172,6 +167,7 @@ class StochasticPlan(RingPlan):
         np.put_along_axis(self._uses, items % self.num_slots, repeat + 1, 1)
         self._used += items.size
         self._batches += 1
+        self._coins = self._coins[1:]
         return items, repeat
 
 
