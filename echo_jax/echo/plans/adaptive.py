@@ -268,8 +268,8 @@ class _LeastRecentlyUsed:
         random >>= _HALF
         places = edges + random.view(np.int64)
         slots = self._queue.take((self._head + places) & self._wrap)
-        within = int(places.searchsorted(n))
-        self._close_front(places[:within], places[within:])
+        near = int(places.searchsorted(n))
+        self._close(places[:near], places[near:], 1)
         return slots
 
     def _enter(self, slots: np.ndarray) -> None:
@@ -283,37 +283,33 @@ class _LeastRecentlyUsed:
         """Takes items out of any places of the queue."""
         # Items that fill the gaps stay in their half. An item that was used just now
         # can get to the middle, and so can an item that was due, but no further.
-        places = self._place[slots] - self._head
-        older = places < (self._tail - self._head + 1) // 2
-        # The younger half first: it counts from the head that the other one moves.
-        self._close_back(places[~older])
-        places = places[older]
-        within = places < places.size
-        self._close_front(places[within], places[~within])
+        places = self._place[slots]
+        older = places < self._head + (self._tail - self._head + 1) // 2
+        for gaps, step in (
+            (places[older] - self._head, 1),
+            (self._tail - 1 - places[~older], -1),
+        ):
+            if gaps.size:
+                near = gaps < gaps.size
+                self._close(gaps[near], gaps[~near], step)
 
-    def _close_front(self, within: np.ndarray, beyond: np.ndarray) -> None:
-        """Fills gaps within and beyond the first places with the items in front."""
-        head, gaps = self._head, within.size + beyond.size
-        self._head += gaps
-        if beyond.size:
-            moving = np.ones(gaps, bool)
-            moving[within] = False
-            self._move(head + moving.nonzero()[0], head + beyond)
-
-    def _close_back(self, places: np.ndarray) -> None:
-        """Fills gaps with the items at the end."""
-        tail, gaps = self._tail, places.size
-        self._tail -= gaps
-        behind = tail - self._head - 1 - places
-        moving = np.ones(gaps, bool)
-        moving[behind[behind < gaps]] = False
-        ends, gap = tail - 1 - np.flatnonzero(moving), tail - 1 - behind
-        self._move(ends, gap[behind >= gaps])
-
-    def _move(self, origin: np.ndarray, target: np.ndarray) -> None:
-        slots = self._queue.take(origin & self._wrap)
-        self._queue[target & self._wrap] = slots
-        self._place[slots] = target
+    def _close(self, near: np.ndarray, far: np.ndarray, step: int) -> None:
+        """Fills gaps with the first items from the front (step 1) or the end (-1)."""
+        # Gaps are counted from there. The near ones are among the items that move.
+        num_gaps = near.size + far.size
+        if step == 1:
+            first = self._head
+            self._head += num_gaps
+        else:
+            first = self._tail - 1
+            self._tail -= num_gaps
+        if far.size:
+            moving = np.ones(num_gaps, bool)
+            moving[near] = False
+            origin, target = first + step * moving.nonzero()[0], first + step * far
+            slots = self._queue.take(origin & self._wrap)
+            self._queue[target & self._wrap] = slots
+            self._place[slots] = target
 
 
 @functools.lru_cache(maxsize=8)

@@ -89,7 +89,7 @@ class RingPlan(Plan):
     def _slots_from(self, first: int) -> np.ndarray:
         """Returns the slots of all items from one on, writable."""
         slots = self._slots(np.arange(first, self._written))
-        return np.tile(slots, (len(self._lanes.own), 1))
+        return slots[None].repeat(len(self._lanes.own), axis=0)
 
     def _slots(self, items: np.ndarray) -> np.ndarray:
         return (items % self.num_slots).astype(np.int32)
