@@ -4,8 +4,8 @@ It also has a sort of integers, several times faster than NumPy's stable argsort
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ Pairs = Sequence[tuple[int, int]]
 
 @dataclass
 class Piece:
-    """A run of uses of one round, in output order."""
+    """The uses of a round, in output order."""
 
     round: int
     anchor: int  # the oldest item that the round may use
@@ -30,10 +30,11 @@ class Piece:
     index: np.ndarray  # fresh index of every use, int64[n]
     repeat: np.ndarray  # number of the use of its item, from 0, int32[n]
     last: np.ndarray  # whether it is the item's last use, bool[n]
-    newest: np.ndarray = field(init=False)  # largest fresh index so far, int64[n]
 
-    def __post_init__(self):
-        self.newest = np.maximum.accumulate(self.index)
+    def __getitem__(self, where: Any) -> "Piece":
+        """Returns some of the uses."""
+        index, repeat, last = self.index[where], self.repeat[where], self.last[where]
+        return replace(self, index=index, repeat=repeat, last=last)
 
 
 @dataclass

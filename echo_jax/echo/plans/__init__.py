@@ -1,7 +1,5 @@
 """The plans of an echo: they decide which items are taken, and when each is used."""
 
-from typing import Any
-
 from echo_jax.echo.plans.adaptive import AdaptivePlan
 from echo_jax.echo.plans.base import Decision, Need, Plan, Uses, outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
@@ -40,10 +38,10 @@ def make_plan(
       Need(must=2, may=0)
     """
     check_spec(spec)
-    shape: dict[str, Any] = {"lanes": lanes, "options": options}
     if isinstance(spec, AdaptiveSpec):
-        return AdaptivePlan(spec, **shape)
-    shape["max_batches"] = max_batches
+        return AdaptivePlan(spec, lanes=lanes, options=options)
     if isinstance(spec, StochasticSpec):
-        return StochasticPlan(spec, **shape)
-    return FixedPlan(spec, **shape)
+        return StochasticPlan(
+            spec, lanes=lanes, max_batches=max_batches, options=options
+        )
+    return FixedPlan(spec, lanes=lanes, max_batches=max_batches, options=options)

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -153,9 +153,8 @@ class FixedPlan(Plan):
         return None
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:
-        saved, written = [state], state.get("written", state.get("fresh"))
-        if self._in_lanes:
-            saved = state["lanes"]
+        saved = state.get("lanes", [state])
+        written = state["written"] if self._in_lanes else state["fresh"]
         self._plans = [copy.copy(plan) for plan in self._plans]
         both = zip(self._plans, saved, strict=True)
         held = [plan.go_to(each, written) for plan, each in both]
@@ -268,12 +267,15 @@ class _FixedLane:
     def decide(self, uses: int) -> Decision:
         """Decides up to ``uses`` next uses, as if all their items came."""
         # The arrays have no axis of lanes.
-        runs = self._runs(uses)
-        index, repeat, last, newest = runs[0]
-        if len(runs) > 1:
-            index, repeat, last, newest = map(np.concatenate, zip(*runs, strict=True))
-            newest = np.maximum.accumulate(newest)
-        rows = np.maximum(newest + 1, self._counts.fresh)
+        parts = []
+        for piece in self._upcoming():
+            part = piece[:uses]
+            parts.append((part.index, part.repeat, part.last))
+            uses -= part.index.size
+            if not uses:
+                break
+        index, repeat, last = map(np.concatenate, zip(*parts, strict=True))
+        rows = np.maximum(np.maximum.accumulate(index) + 1, self._counts.fresh)
         free = self._free()
         most = np.full(last.size + 1, self.written + free.size)
         most[1:] += last.cumsum()
@@ -282,58 +284,35 @@ class _FixedLane:
         self._follow(Decision(Uses(slots, index, repeat, last), rows, most, given))
         return self._decided
 
-    def _runs(self, n: int) -> list[tuple[np.ndarray, ...]]:
-        """Returns the next ``n`` uses in parts: index, repeat, last, newest item."""
-        runs = []
-        for piece, at in self._upcoming():
-            columns = piece.index, piece.repeat, piece.last, piece.newest
-            runs.append(tuple(column[at : at + n] for column in columns))
-            n -= runs[-1][0].size
-            if n == 0:
-                break
-        return runs
-
-    def _upcoming(self) -> Iterator[tuple[Piece, int]]:
-        """Yields this piece and those after it, with their uses handed out."""
-        yield self._ahead[0], self._at
-        yield from ((piece, 0) for piece in self._ahead[1:])
+    def _upcoming(self) -> Iterator[Piece]:
+        """Yields the rest of the current piece and those after it."""
+        yield self._ahead[0][self._at :]
+        yield from self._ahead[1:]
         for piece in self._pieces:
             if 0 <= self.end <= piece.anchor:
                 return
             self._ahead.append(self._within_end(piece))
-            yield self._ahead[-1], 0
+            yield self._ahead[-1]
 
     def _within_end(self, piece: Piece) -> Piece:
-        if self.end < 0:
-            return piece
-        keep = piece.index < self.end
-        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
-        return replace(piece, index=index, repeat=repeat, last=last)
+        return piece if self.end < 0 else piece[piece.index < self.end]
 
     def _give(self, free: np.ndarray, ending: np.ndarray) -> np.ndarray:
         """Returns slots for the next rows: the free ones, then those of some items."""
-        given = np.concatenate([free, np.empty(ending.size, np.int32)])
-        self._assign(self.written, free)
+        given, row = [free], self.written
         # Items that get their slot here may end here, too.
-        at, newest = free.size, np.maximum.accumulate(ending)
-        while at < given.size:
-            done, row = at - free.size, self.written + at
-            stop = int(newest.searchsorted(row))
-            if stop == done:
+        newest = np.maximum.accumulate(ending)
+        while True:
+            rows = np.arange(row, row + given[-1].size)
+            self._slot_of[rows & self._wrap] = given[-1]
+            row += rows.size
+            if not ending.size:
+                return np.concatenate(given)
+            known = int(newest.searchsorted(row))
+            if not known:
                 raise AssertionError("an echo plan ran out of slots; this is a bug")
-            slots = self._slot_of.take(ending[done:stop] & self._wrap)
-            given[at : at + slots.size] = slots
-            self._assign(row, slots)
-            at += slots.size
-        return given
-
-    def _assign(self, row: int, slots: np.ndarray) -> None:
-        """Gives slots to some rows."""
-        start = row & self._wrap
-        before_wrap = self._slot_of.size - start
-        self._slot_of[start : start + slots.size] = slots[:before_wrap]
-        if slots.size > before_wrap:
-            self._slot_of[: slots.size - before_wrap] = slots[before_wrap:]
+            given.append(self._slot_of.take(ending[:known] & self._wrap))
+            ending, newest = ending[known:], newest[known:]
 
     def settle(self, uses: int, written: int) -> None:
         counts, before = self.counts(uses), self._counts.uses
@@ -403,9 +382,8 @@ class _FixedLane:
         """Returns the taken items that the rest of the order uses, ``int64[n]``."""
         first, fresh = self.anchor(), self._counts.fresh
         used = np.zeros(fresh - first, bool)
-        for piece, at in self._upcoming():
+        for piece in self._upcoming():
             if piece.anchor >= fresh:
                 break
-            rest = piece.index[at:]
-            used[rest[rest < fresh] - first] = True
+            used[piece.index[piece.index < fresh] - first] = True
         return np.flatnonzero(used) + first
