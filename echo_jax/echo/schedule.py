@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -87,18 +87,7 @@ class Schedule:
     starts: tuple[int, ...]
     factors: tuple[Fraction, ...]
     by_item: FactorByItem | None = None
-    denominator: int = field(init=False)
-
-    def __post_init__(self):
-        denominator = _MAX_DENOMINATOR
-        if self.by_item is None:
-            denominator = math.lcm(*(f.denominator for f in self.factors))
-            if denominator > 10**9:
-                raise ValueError(
-                    f"the factors {', '.join(map(str, self.factors))} have the common "
-                    f"denominator {denominator}, over 10^9; use rounder factors"
-                )
-        object.__setattr__(self, "denominator", denominator)
+    denominator: int = _MAX_DENOMINATOR
 
     @property
     def constant(self) -> Fraction | None:
@@ -181,7 +170,7 @@ def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
             "give FactorByItem(function, max_factor=...)"
         )
     if not isinstance(factor, Mapping):
-        return Schedule((0,), (exact_fraction(factor),))
+        factor = {0: factor}
     pieces = {integer("the first item of a piece", k, 0): v for k, v in factor.items()}
     starts = sorted(pieces)
     if starts[:1] != [0]:
@@ -189,4 +178,11 @@ def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
             f"the pieces of an echo factor start at {starts}; give a mapping from "
             "fresh indices to factors, with a piece that starts at 0"
         )
-    return Schedule(tuple(starts), tuple(exact_fraction(pieces[k]) for k in starts))
+    factors = tuple(exact_fraction(pieces[k]) for k in starts)
+    denominator = math.lcm(*(each.denominator for each in factors))
+    if denominator > 10**9:
+        raise ValueError(
+            f"the factors {', '.join(map(str, factors))} have the common denominator "
+            f"{denominator}, over 10^9; use rounder factors"
+        )
+    return Schedule(tuple(starts), factors, None, denominator)

@@ -76,23 +76,19 @@ class ShuffleBuffer(Order):
             entered = draw + self.buffer - base
             stop = entered + self._round_length
             uses, after = self._more(uses, anchor, after, stop)
-            ends = np.cumsum(uses)
-            # The item whose uses enter next, and its uses that have entered.
-            at = int(np.searchsorted(ends, entered, "right"))
-            some = entered - int(ends[at] - uses[at])
-            entering = np.repeat(np.arange(at, uses.size) + anchor, uses[at:])
-            entering = entering[some : some + self._round_length]
+            items = np.arange(anchor, anchor + uses.size)
+            entering = np.repeat(items, uses)[entered:stop]
             if int(entering[-1]) - oldest >= self.window:
                 raise RuntimeError(
                     f"item {oldest} has stayed in a shuffle buffer of {self.buffer} "
                     f"until item {entering[-1]} came, which the plan has no room for; "
                     "use another seed"
                 )
-            left = uses.copy()
-            left[at:] = 0
-            left[at] = some
+            # Of every item, the uses that have entered, but those in the buffer.
+            left = np.clip(entered - np.cumsum(uses) + uses, 0, uses)
             left -= np.bincount(slots - anchor, minlength=uses.size)
-            index = _exchange(slots, self._slots(draw, draw + stop - entered), entering)
+            drawn = self._slots(draw, draw + self._round_length)
+            index = _exchange(slots, drawn, entering)
             repeat = _count_off(index - anchor, left)
             last = repeat + 1 == uses[index - anchor]
             state = (draw - base) * self.schedule.denominator + carry

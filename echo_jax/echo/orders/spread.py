@@ -80,8 +80,7 @@ class Spread(Order):
         # The most items of all cohorts that are alive, and of the next one.
         width, last = self._max_uses + 1, len(self._starts) + self._max_uses
         self.window = max(
-            self._start(end) - self._start(max(0, end - width))
-            for end in range(1, last + 1)
+            self._start(end) - self._start(end - width) for end in range(1, last + 1)
         )
 
     def _set_sizes(self, high: Fraction) -> None:
@@ -152,22 +151,19 @@ class Spread(Order):
     def _alive(self, round_: int, youngest: int, later: int = 0) -> tuple[int, int]:
         """Returns bounds on the live items from an age on in a round, or later."""
         # At every age but one, all items are alive or none. So it sums runs of cohorts.
-        least = self._younger(round_, youngest, self._whole - later)
+        age = self._whole - later
+        least = self._younger(round_, youngest, age)
         if self._part is None:
             return least, self._younger(round_, youngest, self._max_uses - later)
-        age = self._whole - later
-        if not self._part or not youngest <= age <= round_:
+        if not self._part or age < youngest:
             return least, least
-        size = self._start(round_ - age + 1) - self._start(round_ - age)
-        fewest, most = self._some(size, self._part)
+        fewest, most = self._some(self._younger(round_, age, age + 1), self._part)
         return least + fewest, least + most
 
     def _younger(self, round_: int, youngest: int, age: int) -> int:
         """Returns the items of all cohorts from an age on, and below another one."""
-        stop = min(age, self._max_uses, round_ + 1)
-        if stop <= youngest:
-            return 0
-        return self._start(round_ - youngest + 1) - self._start(round_ - stop + 1)
+        later = self._start(round_ - youngest + 1)
+        return max(0, later - self._start(round_ - age + 1))
 
     def _some(self, size: int, part: Fraction) -> tuple[int, int]:
         """Returns bounds on the items with one more use among ``size`` in a row."""
@@ -179,7 +175,7 @@ class Spread(Order):
         """Returns the fresh index of a cohort's first item."""
         beyond = cohort - len(self._starts) + 1
         if beyond < 0:
-            return self._starts[cohort]
+            return self._starts[max(0, cohort)]
         return self._starts[-1] + beyond * self._steady
 
     def next_anchor(self, index: int) -> int:
@@ -244,13 +240,9 @@ class Spread(Order):
         index = merged([cohort.seats + cohort.start for cohort in cohorts])
         ages = np.array([now - cohort.number for cohort in cohorts], np.int32)
         repeat = np.repeat(ages, sizes).take(self._merged)
-        if self._uniform:
-            last = repeat == self._max_uses - 1
-        else:
-            left = merged([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
-            alive = left > 0
-            index, repeat, last = index[alive], repeat[alive], left[alive] == 1
-        return Piece(now, first.start, first.carry, index, repeat, last)
+        left = merged([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
+        piece = Piece(now, first.start, first.carry, index, repeat, left == 1)
+        return piece if self._uniform else piece[left > 0]
 
     def most_rereads(self) -> int:
         """Returns the items of the rounds that are still in use."""

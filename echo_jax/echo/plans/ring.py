@@ -69,11 +69,8 @@ class RingPlan(Plan):
 
     def anchor(self) -> int:
         # The first item that came together with the oldest one held.
-        return (
-            max(0, self._written - self.num_slots)
-            // self._lanes.rows
-            * self._lanes.rows
-        )
+        oldest = max(0, self._written - self.num_slots)
+        return oldest - oldest % self._lanes.rows
 
     def next_anchor(self, row: int) -> int:
         return -(-row // self._lanes.rows) * self._lanes.rows
