@@ -34,7 +34,6 @@ _MAX_USES = 10_000
 class _Cohort:
     """Items that arrived in the same round."""
 
-    number: int  # of the round
     start: int  # fresh index of the first item
     carry: int  # the schedule's, before the first item
     uses: np.ndarray  # number of uses of each item, int64[n]
@@ -188,16 +187,16 @@ class Spread(Order):
         cohorts: deque[_Cohort] = deque(maxlen=self._max_uses)
         for now in itertools.count(max(0, round_ - self._max_uses + 1)):
             share = self._swap_share(now)
-            for cohort in cohorts:
-                if now - cohort.number < self._max_uses:
-                    self._permute(cohort, now - cohort.number, share)
+            for age, cohort in enumerate(reversed(cohorts), 1):
+                if age < self._max_uses:
+                    self._permute(cohort, age, share)
             start = self._start(now)
             size = self._start(now + 1) - start
             uses, after = self.schedule.uses(start, size, carry)
-            cohorts.append(_Cohort(now, start, carry, uses, np.arange(size)))
+            cohorts.append(_Cohort(start, carry, uses, np.arange(size)))
             carry = after
             if now >= round_:
-                yield self._piece(cohorts)
+                yield self._piece(now, cohorts)
 
     def _swap_share(self, round_: int) -> float:
         """Returns the share of a cohort's seats within which items swap."""
@@ -224,24 +223,24 @@ class Spread(Order):
             cohort.seats = np.empty_like(seats)
             cohort.seats[grouped_argsort(group)] = seats
 
-    def _piece(self, cohorts: deque[_Cohort]) -> Piece:
+    def _piece(self, round_: int, cohorts: deque[_Cohort]) -> Piece:
         """Merges the cohorts by position, without items that are used up."""
-        first, now = cohorts[0], cohorts[-1].number
         sizes = [cohort.seats.size for cohort in cohorts]
         if sizes != self._sizes:
             # A seat's time is its share of the round.
             time = [np.arange(size) / max(1, size) for size in sizes]
             self._sizes = sizes
             self._merged = np.argsort(np.concatenate(time), kind="stable")
+            ages = np.arange(len(sizes), dtype=np.int32)[::-1]
+            self._repeat = np.repeat(ages, sizes)[self._merged]
 
         def merged(columns: list[np.ndarray]) -> np.ndarray:
             return np.concatenate(columns).take(self._merged)
 
         index = merged([cohort.seats + cohort.start for cohort in cohorts])
-        ages = np.array([now - cohort.number for cohort in cohorts], np.int32)
-        repeat = np.repeat(ages, sizes).take(self._merged)
-        left = merged([cohort.uses[cohort.seats] for cohort in cohorts]) - repeat
-        piece = Piece(now, first.start, first.carry, index, repeat, left == 1)
+        uses = merged([cohort.uses[cohort.seats] for cohort in cohorts])
+        left, repeat, first = uses - self._repeat, self._repeat, cohorts[0]
+        piece = Piece(round_, first.start, first.carry, index, repeat, left == 1)
         return piece if self._uniform else piece[left > 0]
 
     def most_rereads(self) -> int:

@@ -370,20 +370,16 @@ class _FixedLane:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Goes to a state; returns the items that have slots, and these slots."""
         self._restart(state)
+        first, fresh = self.anchor(), state["fresh"]
+        in_use = np.arange(first, written) >= fresh
+        for piece in self._upcoming():
+            if piece.anchor >= fresh:
+                break
+            in_use[piece.index[piece.index < fresh] - first] = True
         # Slots are assigned again, in ascending order of the items.
-        items = np.concatenate([self._in_use(), np.arange(state["fresh"], written)])
+        items = np.flatnonzero(in_use) + first
         slots, free = np.split(self._free(), [items.size])
         self._slot_of[items & self._wrap] = slots
         self.written = written
         self._decide_none(free)
         return items, slots
-
-    def _in_use(self) -> np.ndarray:
-        """Returns the taken items that the rest of the order uses, ``int64[n]``."""
-        first, fresh = self.anchor(), self._counts.fresh
-        used = np.zeros(fresh - first, bool)
-        for piece in self._upcoming():
-            if piece.anchor >= fresh:
-                break
-            used[piece.index[piece.index < fresh] - first] = True
-        return np.flatnonzero(used) + first

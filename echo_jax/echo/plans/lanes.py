@@ -93,18 +93,15 @@ def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
     if not isinstance(spec, StochasticSpec):
         changes["seed"] = int(seed_for_use(spec.seed, lane, 0))
     if isinstance(spec, EchoSpec):
-        changes["factor"] = _lane_factor(spec.factor, num_lanes)
+        # Item j of a lane has the factor of item j * ``num_lanes`` of all.
+        factor = spec.factor
+        if isinstance(factor, FactorByItem):
+            by_item = factor.function
+            factor = replace(factor, function=lambda j: by_item(j * num_lanes))
+        elif isinstance(factor, Mapping):
+            factor = {start // num_lanes: factor[start] for start in sorted(factor)}
+        changes["factor"] = factor
     return replace(spec, **changes)
-
-
-def _lane_factor(factor: Any, num_lanes: int) -> Any:
-    """Returns the factor of a lane, whose item j is item j * ``num_lanes`` of all."""
-    if isinstance(factor, FactorByItem):
-        by_item = factor.function
-        return replace(factor, function=lambda j: by_item(j * num_lanes))
-    if isinstance(factor, Mapping):
-        return {start // num_lanes: factor[start] for start in sorted(factor)}
-    return factor
 
 
 def lanes_are_alike(spec: AnySpec) -> bool:
