@@ -118,21 +118,16 @@ class Spread(Order):
         self._steady = min(roomy, 2 * buffer)
         sizes = [min(self.batch_size, self._steady * self._max_uses)]
         self._starts = [0, sizes[0]]
-        steady_rounds = int(sizes[0] == self._steady)
-        seen: list[int] = []
-        at_round = self._max_uses
-        while steady_rounds < self._max_uses:
+        steady, seen, at_round = [self._steady] * self._max_uses, [], self._max_uses
+        while (last := sizes[-self._max_uses :]) != steady:
             # The next size follows from the last sizes alone. If all of these recur,
             # growth has ended. Brent's search for cycles keeps only few of them.
-            if not steady_rounds and len(sizes) >= self._max_uses:
-                last = sizes[-self._max_uses :]
-                if last == seen:
-                    return False
-                if len(sizes) >= at_round:
-                    seen, at_round = last, 2 * len(sizes)
+            if last == seen:
+                return False
+            if len(sizes) >= at_round:
+                seen, at_round = last, 2 * len(sizes)
             sizes.append(self._next_size(len(sizes), room))
             self._starts.append(self._starts[-1] + sizes[-1])
-            steady_rounds = steady_rounds + 1 if sizes[-1] == self._steady else 0
         return True
 
     def _next_size(self, round_: int, room: int) -> int:

@@ -205,13 +205,12 @@ class _LeastRecentlyUsed:
         self._place = np.zeros(num_slots, np.int64)
 
     @property
-    def num_unused(self) -> int:
-        return self.items - self.unused
-
-    @property
     def num_drawable(self) -> int:
         """The number of items below `max_uses`."""
-        return self.num_unused + self._tail - self._head
+        return self.items - self.unused + self._tail - self._head
+
+    def _slots(self, first: int, stop: int) -> np.ndarray:
+        return (np.arange(first, stop) % self._num_slots).astype(np.int32)
 
     def due(self) -> np.ndarray:
         """Returns the slots of items that give way next and lack uses, oldest first."""
@@ -219,17 +218,16 @@ class _LeastRecentlyUsed:
         stop = min(self.items - self._num_slots + self._rows, self.unused)
         if self._min_uses == 1 or stop <= first:
             return _NONE
-        slots = (np.arange(first, stop) % self._num_slots).astype(np.int32)
+        slots = self._slots(first, stop)
         return slots.compress(self._uses[slots] < self._min_uses)
 
     def write(self, n: int) -> None:
         """Takes in ``n`` items; they replace the oldest ones, which were all used."""
         first = max(0, self.items - self._num_slots)
         self.items += n
-        gone = np.arange(first, max(first, self.items - self._num_slots))
-        if gone.size:
-            gone %= self._num_slots
-            self._evict(gone[self._uses[gone] < self._max_uses])
+        if first < self.items - self._num_slots:
+            gone = self._slots(first, self.items - self._num_slots)
+            self._evict(gone.compress(self._uses[gone] < self._max_uses))
 
     def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
@@ -237,10 +235,9 @@ class _LeastRecentlyUsed:
         # quarter of the queue is cut into equal parts, and one item of each part is
         # chosen at random, so that items that came together separate. ``number`` is
         # that of the draw, which names the random choices.
-        parts, fresh = [], min(n, self.num_unused)
+        parts, fresh = [], min(n, self.items - self.unused)
         if fresh:
-            slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
-            parts.append(slots.astype(np.int32))
+            parts.append(self._slots(self.unused, self.unused + fresh))
             self._uses[parts[0]] = 0
             self.unused += fresh
         due = self.due()[: n - fresh] if fresh < n else _NONE
@@ -266,10 +263,10 @@ class _LeastRecentlyUsed:
         random >>= _HALF
         random *= width
         random >>= _HALF
-        places = edges + random.view(np.int64)
-        slots = self._queue.take((self._head + places) & self._wrap)
-        near = int(places.searchsorted(n))
-        self._close(places[:near], places[near:], 1)
+        places = self._head + edges + random.view(np.int64)
+        slots = self._queue.take(places & self._wrap)
+        near = int(places.searchsorted(self._head + n))
+        self._close(places[:near] - self._head, places[near:], 1)
         return slots
 
     def _enter(self, slots: np.ndarray) -> None:
@@ -285,17 +282,16 @@ class _LeastRecentlyUsed:
         # can get to the middle, and so can an item that was due, but no further.
         places = self._place[slots]
         older = places < self._head + (self._tail - self._head + 1) // 2
-        for gaps, step in (
-            (places[older] - self._head, 1),
-            (self._tail - 1 - places[~older], -1),
-        ):
+        for gaps, step in ((places[older], 1), (places[~older], -1)):
             if gaps.size:
-                near = gaps < gaps.size
-                self._close(gaps[near], gaps[~near], step)
+                depths = gaps - self._head if step == 1 else self._tail - 1 - gaps
+                near = depths < gaps.size
+                self._close(depths[near], gaps[~near], step)
 
     def _close(self, near: np.ndarray, far: np.ndarray, step: int) -> None:
         """Fills gaps with the first items from the front (step 1) or the end (-1)."""
-        # Gaps are counted from there. The near ones are among the items that move.
+        # As many items move as there are gaps, but those that are gaps themselves:
+        # ``near`` counts them from there, ``far`` are the places of the others.
         num_gaps = near.size + far.size
         if step == 1:
             first = self._head
@@ -306,10 +302,10 @@ class _LeastRecentlyUsed:
         if far.size:
             moving = np.ones(num_gaps, bool)
             moving[near] = False
-            origin, target = first + step * moving.nonzero()[0], first + step * far
+            origin = first + step * moving.nonzero()[0]
             slots = self._queue.take(origin & self._wrap)
-            self._queue[target & self._wrap] = slots
-            self._place[slots] = target
+            self._queue[far & self._wrap] = slots
+            self._place[slots] = far
 
 
 @functools.lru_cache(maxsize=8)
