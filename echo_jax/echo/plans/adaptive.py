@@ -107,7 +107,7 @@ class AdaptivePlan(RingPlan):
         # All lanes take and use fresh items alike.
         used = self._items[0].unused
         return (
-            self._written - used < self.batch
+            self.row - used < self.batch
             and self._used >= self._spec.min_uses * used * len(self._items)
             and not any(items.due().size for items in self._items)
         )
@@ -127,7 +127,7 @@ class AdaptivePlan(RingPlan):
             )
         slots = self._take(rows)
         drawn = self._draw(bool(rows))
-        return drawn and Decision.at_once(drawn, self._written, slots)
+        return drawn and Decision.at_once(drawn, self.row, slots)
 
     def _take(self, rows: int) -> np.ndarray:
         for items in self._items:
@@ -146,13 +146,13 @@ class AdaptivePlan(RingPlan):
         self._repeats += int(np.count_nonzero(repeat))
         self._latest = repeat
         self._recorder.append(taken)
-        newest = self._written - 1
+        newest = self.row - 1
         items = newest - (newest - slots.astype(np.int64)) % self.num_slots
         return Uses(slots, self._lanes.global_index(items), repeat)
 
     def get_state(self) -> dict[str, Any]:
         return {
-            "fresh": self._written,
+            "fresh": self.row,
             "log": self._recorder.to_json(),
             "pending": self._pending,
             "plan": self._fingerprint,
@@ -173,7 +173,7 @@ class AdaptivePlan(RingPlan):
         # three to four minutes on eight.
         latest = Uses.none(len(self._items))
         for taken in DecisionLog.from_json(state["log"]):
-            rows = min(self._lanes.rows, state["fresh"] - self._written) if taken else 0
+            rows = min(self._lanes.rows, state["fresh"] - self.row) if taken else 0
             self._take(rows)
             drawn = self._draw(taken) if rows > 0 or not taken else None
             if drawn is None:

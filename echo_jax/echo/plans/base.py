@@ -107,11 +107,7 @@ class Plan(Protocol):
     num_slots: int
     batch: int  # uses of each lane in a batch, b
     max_batches: int  # that a device feed may ask for together, at most
-
-    @property
-    def row(self) -> int:
-        """Rows of each lane that were taken in."""
-        ...
+    row: int  # rows of each lane that were taken in
 
     def need(self, uses: int) -> Need:
         """Returns the rows that must be at hand before the next uses are decided."""

@@ -80,11 +80,7 @@ class FixedPlan(Plan):
         except ValueError as error:
             where = f"in each of {count} lanes: " if count > 1 else ""
             raise ValueError(f"{where}{error}") from error
-        self.num_slots = self._plans[0].num_slots
-
-    @property
-    def row(self) -> int:
-        return self._plans[0].written
+        self.num_slots, self.row = self._plans[0].num_slots, 0
 
     def counts(self, uses: int) -> Counts:
         counts = [astuple(plan.counts(uses)) for plan in self._plans]
@@ -113,12 +109,13 @@ class FixedPlan(Plan):
         return Decision(Uses(*columns), must, most, given)
 
     def settle(self, uses: int, row: int) -> None:
+        self.row = row
         for plan in self._plans:
             plan.settle(uses, row)
 
     def end(self, rows: int) -> None:
         for plan in self._plans:
-            plan.end_at(plan.written + rows)
+            plan.end_at(self.row + rows)
 
     def anchor(self) -> int:
         anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows
@@ -154,12 +151,12 @@ class FixedPlan(Plan):
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:
         saved = state.get("lanes", [state])
-        written = state["written"] if self._in_lanes else state["fresh"]
+        self.row = state["written"] if self._in_lanes else state["fresh"]
         self._plans = [copy.copy(plan) for plan in self._plans]
         both = zip(self._plans, saved, strict=True)
-        held = [plan.go_to(each, written) for plan, each in both]
+        held = [plan.go_to(each, self.row) for plan, each in both]
         first = self.anchor()
-        table = np.full((len(held), written - first), self.num_slots, np.int32)
+        table = np.full((len(held), self.row - first), self.num_slots, np.int32)
         for row, (items, slots) in zip(table, held, strict=True):
             row[items - first] = slots
         return Restored(first, table)

@@ -44,7 +44,7 @@ class RingPlan(Plan):
         raise NotImplementedError
 
     def _start(self) -> None:
-        self._written = 0  # items of a lane
+        self.row = 0
         self._used = self._repeats = 0
         # The repeats of the uses that were decided last, and how many of these uses are
         # not handed out.
@@ -52,12 +52,8 @@ class RingPlan(Plan):
         self._pending = 0
         self._left: int | None = None  # rows that will still come, once known
 
-    @property
-    def row(self) -> int:
-        return self._written
-
     def counts(self, uses: int) -> Counts:
-        fresh, pending = self._written * len(self._lanes.own), self._latest[:, uses:]
+        fresh, pending = self.row * len(self._lanes.own), self._latest[:, uses:]
         repeats = self._repeats - int(np.count_nonzero(pending))
         return Counts(fresh, self._used - pending.size, repeats)
 
@@ -69,7 +65,7 @@ class RingPlan(Plan):
 
     def anchor(self) -> int:
         # The first item that came together with the oldest one held.
-        oldest = max(0, self._written - self.num_slots)
+        oldest = max(0, self.row - self.num_slots)
         return oldest - oldest % self._lanes.rows
 
     def next_anchor(self, row: int) -> int:
@@ -77,15 +73,15 @@ class RingPlan(Plan):
 
     def _take(self, rows: int) -> np.ndarray:
         """Takes in rows; returns their slots, ``int32[G, n]``."""
-        first = self._written
-        self._written += rows
+        first = self.row
+        self.row += rows
         if self._left is not None:
             self._left -= rows
         return self._slots_from(first)
 
     def _slots_from(self, first: int) -> np.ndarray:
         """Returns the slots of all items from one on, writable."""
-        slots = self._slots(np.arange(first, self._written))
+        slots = self._slots(np.arange(first, self.row))
         return slots[None].repeat(len(self._lanes.own), axis=0)
 
     def _slots(self, items: np.ndarray) -> np.ndarray:
@@ -109,7 +105,7 @@ class RingPlan(Plan):
         # ``num_slots`` stands for items that are not held any more.
         first = self.anchor()
         slots = self._slots_from(first)
-        slots[:, : max(0, self._written - self.num_slots) - first] = self.num_slots
+        slots[:, : max(0, self.row - self.num_slots) - first] = self.num_slots
         return Restored(first, slots, left)
 
     def _decide_again(self, state: Mapping[str, Any]) -> Uses:

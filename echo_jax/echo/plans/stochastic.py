@@ -70,30 +70,30 @@ class StochasticPlan(RingPlan):
     def need(self, uses: int) -> Need:
         batches = -(-uses // self.batch)
         fetches = int(np.count_nonzero(self._fetches_ahead(batches)))
-        missing = max(0, self._fetched + fetches * self.batch - self._written)
+        missing = max(0, self._fetched + fetches * self.batch - self.row)
         return Need(missing if self._left is None else min(missing, self._left))
 
     def decide(self, uses: int, rows: int) -> Decision | None:
         slots, made = self._take(rows), []
         for _ in range(-(-uses // self.batch)):
             if self._fetches_ahead(1)[0]:
-                left = self._written - self._fetched
+                left = self.row - self._fetched
                 # Several batches are always whole.
                 if not left or (made and left < self.batch):
                     break
-            made.append(self._advance(self._written))
+            made.append(self._advance(self.row))
             if made[-1][0].shape[1] < self.batch:
                 break
         if not made:
             return None
         items, repeat = (np.concatenate(x, axis=1) for x in zip(*made, strict=True))
         self._latest = repeat
-        return Decision.at_once(self._uses_of(items, repeat), self._written, slots)
+        return Decision.at_once(self._uses_of(items, repeat), self.row, slots)
 
     def get_state(self) -> dict[str, Any]:
         return {
             "batches": self._batches,
-            "fresh": self._written,
+            "fresh": self.row,
             "pending": self._pending,
             "plan": self._fingerprint,
             "repeats": self._repeats,
@@ -115,7 +115,7 @@ class StochasticPlan(RingPlan):
         latest = None
         while self._batches < batches:
             latest = self._advance(fresh)
-        self._written = fresh
+        self.row = fresh
         reused = (batches - fetching.size) * min(self.batch, fetched)
         self._repeats, self._used = reused * lanes, (reused + fetched) * lanes
         return Uses.none(lanes) if latest is None else self._uses_of(*latest)
