@@ -55,7 +55,6 @@ def assert_obeys(spec, way, num_items):
             laws -= {1, 2, 3, 6, 7} if is_fixed else {6, 7}
             options["max_rereads"] = 10**6
         options["num_items"] = num_items
-        options["positions"] = [0, 1, num_items // 2, num_items]
     assert_echo_laws(make, spec, laws=laws, **options)
 
 

@@ -264,16 +264,12 @@ def test_an_order_that_breaks_its_promise_is_caught(make_echo, spec, complaint):
         assert_echo_laws(make_echo, spec, num_items=800, laws=[6])
 
 
-def test_laws_read_ahead_and_positions_can_be_chosen():
+def test_laws_and_read_ahead_can_be_chosen():
     all_but_5 = {*range(1, 12)} - {5}
     assert_echo_laws(aliased_item, ej.EchoSpec(2), num_items=9, laws=all_but_5)
     with pytest.raises(ValueError, match=r"no law \[0, 12\]; laws are 1 to 11"):
         assert_echo_laws(OwnEcho, ej.EchoSpec(2), laws=range(13))
     assert_echo_laws(ExtraRead, ej.EchoSpec(2), laws=[2, 3], read_ahead=1)
-    options = {"spec": ej.EchoSpec(4), "num_items": 5, "laws": [4]}
-    assert_echo_laws(LosesRepeat, positions=[0, 4], **options)
-    with pytest.raises(AssertionError, match="after a restore at output 6"):
-        assert_echo_laws(LosesRepeat, positions=[0, 6], **options)
 
 
 def device_echo(batches, spec, augment):

@@ -34,7 +34,6 @@ def assert_echo_laws(
     others: Iterable[MakeEcho] = (),
     read_ahead: int = 0,
     max_rereads: int | None = None,
-    positions: Iterable[int] | None = None,
 ) -> None:
     """Checks that an echo obeys the laws of docs/design.md, section 3.
 
@@ -79,7 +78,6 @@ def assert_echo_laws(
       read_ahead: How many items the backend may read before they are needed, such as
         the depth of a prefetch inside the echo.
       max_rereads: How many items a restore may read again; by default law 4's bound.
-      positions: Numbers of outputs, from 0 on, after which law 4 restores; all if None.
 
     Raises:
       AssertionError: A law is broken. The message has the law's number, the position,
@@ -113,7 +111,6 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
         tuple(others),
         read_ahead,
         max_rereads,
-        None if positions is None else set(positions),
     )
     decided = []
     if isinstance(spec, AdaptiveSpec) and spec.replay is None:

@@ -99,7 +99,6 @@ class Trial:
     others: tuple[MakeEcho, ...]
     read_ahead: int
     max_rereads: int
-    positions: set[int] | None
     law: str = ""
 
     def start(
