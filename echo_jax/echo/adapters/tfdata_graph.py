@@ -29,7 +29,6 @@ __all__ = ["GraphEcho", "tf"]
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
 _MOST_LIVE = 8
-_PLACE = ("anchor", "carry", "position")
 _NONE = np.zeros(0, np.int64)
 
 
@@ -41,12 +40,12 @@ class GraphEcho:
     batch: bool
     drop_remainder: bool
     tags: bool
-    state: Mapping[str, int] | None
+    state: Mapping[str, int] | None  # None for that of a new plan
 
     def __post_init__(self):
         plan = FixedPlan(self.spec)
-        if self.state:
-            plan.set_state(self.state)
+        self._start = self.state or plan.get_state()
+        plan.set_state(self._start)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -85,12 +84,11 @@ class GraphEcho:
             repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
             return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
 
-        anchor, carry, position = map((self.state or {}).get, _PLACE, (0, 0, 0))
-        most = np.iinfo(np.int64).max - _COUNTS_AT_ONCE
-        firsts = tf.data.Dataset.range(anchor, most, _COUNTS_AT_ONCE)
-        numbers: Any = firsts.scan(np.int64(carry), number)
+        start, most = self._start, np.iinfo(np.int64).max - _COUNTS_AT_ONCE
+        firsts = tf.data.Dataset.range(start["anchor"], most, _COUNTS_AT_ONCE)
+        numbers: Any = firsts.scan(np.int64(start["carry"]), number)
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
-        return counted.flat_map(repeat).skip(position)
+        return counted.flat_map(repeat).skip(start["position"])
 
     def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> Any:
         """Returns the uses, or batches, that each chunk of fresh elements allows."""
@@ -102,7 +100,7 @@ class GraphEcho:
             sizes.append(min(sum(sizes), most))
         sizes = np.array(sizes, np.int64)
         starts = np.cumsum(sizes) - sizes
-        walk = _Walk(self.spec, self.state, self.spec.batch_size if batch else 1)
+        walk = _Walk(self.spec, self._start, self.spec.batch_size if batch else 1)
 
         def chunk_of(place, _):
             grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
@@ -203,19 +201,16 @@ class _Walk:
     # The integers are a state of the plan, and the number of the next element. The
     # fresh indices of the kept elements ascend, as the elements do.
 
-    def __init__(self, spec: EchoSpec, state: Mapping[str, int] | None, unit: int):
+    def __init__(self, spec: EchoSpec, start: Mapping[str, int], unit: int):
         # Uses leave in multiples of ``unit``, until the dataset ends.
-        self._spec, self._unit = spec, unit
+        self._spec, self._unit, self._fresh = spec, unit, start["fresh"]
         plan = FixedPlan(spec)
-        start = plan.get_state()
-        self._keys, self._fresh, self._used_up = [*start], 0, _NONE
-        if state:
-            start, restored = state, plan.set_state(state)
-            self._fresh = state["fresh"]
-            (gone,) = np.nonzero(restored.slots[0] == plan.num_slots)
-            self._used_up = restored.first + gone
-        values = [start[key] for key in self._keys]
-        self.first = np.array([*values, start["anchor"]])
+        restored = plan.set_state(start)
+        (gone,) = np.nonzero(restored.slots[0] == plan.num_slots)
+        self._used_up = restored.first + gone
+        integers = plan.get_state()
+        self._keys = [*integers]
+        self.first = np.array([*integers.values(), start["anchor"]])
         # Plans at some integers, so that the next call need not go there again.
         self._live: dict[bytes, FixedPlan] = {}
 
@@ -227,7 +222,6 @@ class _Walk:
         *values, came = integers.tolist()
         items = np.concatenate([held, np.arange(came, came + count)])
         came += int(count)
-        state = dict(zip(self._keys, values, strict=True))
         if not count and came < self._fresh:
             raise ValueError(
                 f"the dataset ended before item {came}, and the state has used items "
@@ -237,7 +231,7 @@ class _Walk:
         plan = self._live.pop(integers.tobytes(), None)
         if plan is None:
             plan = FixedPlan(self._spec)
-            plan.set_state(state)
+            plan.set_state(dict(zip(self._keys, values, strict=True)))
         if not count:
             plan.end(came - plan.row)
         parts = [np.zeros((3, 0), np.int64)]
