@@ -31,7 +31,7 @@ from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.check import check_config
 from echo_jax.echo.finite import BadItemError
-from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT, bounds_of_all, within
+from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
@@ -716,11 +716,12 @@ class Trainer:
                 raise NonFiniteLossError(what, first_bad, saved, scale=scale)
             if is_logged:
                 totals = Totals.of_all(self._totals_of_each(totals))
+                start_s, bounds = self.decided.rates.t_up_s, self.feed.t_up_bounds
                 row = self._rows.train_row(
                     totals,
                     self.clock.seconds(),
                     report.row(),
-                    t_up_s=within(self.decided.rates.t_up_s, self.feed.t_up_bounds),
+                    t_up_s=float(np.clip(start_s, *bounds)),
                     step_s=self.device_time.step_s,
                 )
                 self.log.add(row)
@@ -734,7 +735,7 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
-        bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
+        bounds = np.max(all_gather(self.feed.t_up_bounds), axis=0)
         start = self.decided.rates
         # A step seems longer on processes that wait for another one's data.
         step_s = min(all_gather(self.device_time.step_s))
@@ -748,7 +749,7 @@ class Trainer:
             met=self.log.met,
             totals=Totals.of_all(self._totals_of_each()),
             seconds=self.clock.seconds(),
-            rates=(start, Rates(within(start.t_up_s, bounds), step_s)),
+            rates=(start, Rates(float(np.clip(start.t_up_s, *bounds)), step_s)),
             flops=self._flops,
             skipped_updates=skipped,
             params_sha256=params_sha256(self.compiled.model(self.state).params),

@@ -35,11 +35,9 @@ __all__ = [
     "UNSEEN",
     "BoundedSteps",
     "FreshTime",
-    "bounds_of_all",
     "probe",
     "time_calls",
     "time_in_turns",
-    "within",
 ]
 
 Now = Callable[[], float]
@@ -189,16 +187,6 @@ class FreshTime:
         low_s = waited_s / most if most else 0.0
         high_s = passed_s / least if least > 0 else math.inf
         return low_s * self._per_batch, high_s * self._per_batch
-
-
-def bounds_of_all(bounds: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Returns bounds on the time of the slowest of several pipelines."""
-    return max(low for low, _ in bounds), max(high for _, high in bounds)
-
-
-def within(seconds: float, bounds: tuple[float, float]) -> float:
-    """Returns an earlier measurement, moved into the bounds."""
-    return min(max(seconds, bounds[0]), bounds[1])
 
 
 # The least number of rounds, even where they take longer than the given time.
