@@ -211,8 +211,11 @@ def one_consumer(trial: Trial, record: Record) -> None:
     for taken in (0, 1):
         _check_close(trial, taken, "close")
         _check_close(trial, taken, "__exit__", None, None, None)
-    _check_threads(trial, close, "that was closed")
-    _check_threads(trial, lambda _: None, "that was dropped")
+    before = set(threading.enumerate())
+    echo, _ = trial.start()
+    next(echo)
+    del echo
+    _check_threads(trial, before, "of an echo that was dropped")
 
 
 def _check_two_threads(trial: Trial, record: Record) -> None:
@@ -241,6 +244,7 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
 
 def _check_close(trial: Trial, taken: int, name: str, *args: None) -> None:
     """Closes an echo after some outputs, twice, and requests more."""
+    before = set(threading.enumerate())
     echo, _ = trial.start()
     names = ("close", "__enter__", "__exit__")
     if missing := [name for name in names if not hasattr(echo, name)]:
@@ -255,19 +259,14 @@ def _check_close(trial: Trial, taken: int, name: str, *args: None) -> None:
         found = _attempt(echo)
         if not isinstance(found, ValueError):
             trial.fail(f"after {name}", "a ValueError", repr(found))
+    _check_threads(trial, before, "of an echo that was closed")
 
 
-def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:
+def _check_threads(trial: Trial, before: set[threading.Thread], where: str) -> None:
     """Fails if an echo leaves a thread behind."""
-    before = set(threading.enumerate())
-    echo, _ = trial.start()
-    next(echo)
-    end(echo)
-    del echo
     deadline = time.monotonic() + _END_S
     while left := set(threading.enumerate()) - before:
         if time.monotonic() > deadline:
-            found = sorted(map(str, left))
-            trial.fail(f"of an echo {what}", "no thread left", found)
+            trial.fail(where, "no thread left", sorted(map(str, left)))
         gc.collect()
         time.sleep(0.001)
