@@ -203,7 +203,7 @@ class Workload:
       fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
         items, up to the stage that the echo follows, without tags. Datasets of both
         pipelines may have a ``fresh_time``, an
-        `echo_jax.echo.instrument.measure.FreshTime` with which their echo measures
+        `echo_jax.data.pipeline.grain_engine.FreshTime` with which their echo measures
         the time of a fresh batch. They may have ``bad_items``, an
         `echo_jax.echo.finite.BadItems`, which records replaced fresh items.
       eval_batches: Makes one pass over the evaluation split: batches of one

@@ -15,6 +15,7 @@ import pytest
 
 import echo_jax as ej
 from echo_jax.data.pipeline import (
+    FreshTime,
     PipelineSpec,
     SimulatedStorage,
     Stages,
@@ -503,3 +504,36 @@ def test_concurrent_reads_overlap_in_latency_and_share_the_bandwidth():
     for read in range(3):
         storage.wait(read, 50)
     assert slept_s == [0.5, 1.0, 1.5]
+
+
+# --- The time of a fresh batch, seen by its consumer.
+
+
+def bounds(waits_s, busy_s, *, held, count=401, per_batch=1):
+    """Takes elements, each after a wait, and is then busy."""
+    now = [0.0]
+    seen = FreshTime(elements_per_batch=per_batch, held=held, now=lambda: now[0])
+
+    def load():
+        now[0] += waits_s
+
+    elements = iter(load, "the end")
+    for _ in range(count):
+        seen.next_of(elements)
+        now[0] += busy_s
+    # The first element is left out, also that after a restart.
+    seen.restart()
+    seen.next_of(elements)
+    return seen.bounds()
+
+
+def test_bounds_by_hand():
+    # Who waits all the time sees what a batch takes.
+    assert bounds(2.0, 0.0, held=0, per_batch=8) == (16.0, 16.0)
+    # All four may have been there when the first was taken.
+    assert bounds(1.5, 0.5, held=4, count=5)[1] == math.inf
+    found = bounds(1.5, 0.5, held=4)
+    assert found == pytest.approx((400 * 1.5 / 404, 400 * 2 / 396))
+    # Who never waits sees only that it is fast enough.
+    assert bounds(0.0, 5.0, held=4) == pytest.approx((0.0, 5.0 * 400 / 396))
+    assert bounds(1.0, 0.0, held=0, count=1) == (0.0, math.inf)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_echo_probe import exactly
 
 import echo_jax as ej
-from echo_jax.echo.instrument import FreshTime, ratio_interval, step_times
+from echo_jax.echo.instrument import ratio_interval, step_times
 
 
 def test_the_model_by_hand():
@@ -81,35 +81,6 @@ def test_the_interval_of_the_ratio_spans_the_rounds_and_what_is_open_about_slow_
     # Student's, by hand: 4, 5 and 6 have a standard deviation of 1.
     low, high = ratio_interval([[4.0], [5.0], [6.0]], step_times([[1.0] * 4] * 3))
     assert (5 - low, high - 5) == (exactly(4.303 / 3**0.5),) * 2
-
-
-# --- The time of a fresh batch, seen by its consumer.
-
-
-def bounds(waits_s, busy_s, *, held, count=401, per_batch=1):
-    """Takes elements, each after a wait, and is then busy."""
-    now = [0.0]
-    time = FreshTime(elements_per_batch=per_batch, held=held, now=lambda: now[0])
-    for _ in range(count):
-        began_s, now[0] = now[0], now[0] + waits_s
-        time.took(began_s)
-        now[0] += busy_s
-    # The first element is left out, also that after a restart.
-    time.restart()
-    time.took(began_s)
-    return time.bounds()
-
-
-def test_bounds_by_hand():
-    # Who waits all the time sees what a batch takes.
-    assert bounds(2.0, 0.0, held=0, per_batch=8) == (16.0, 16.0)
-    # All four may have been there when the first was taken.
-    assert bounds(1.5, 0.5, held=4, count=5)[1] == math.inf
-    found = bounds(1.5, 0.5, held=4)
-    assert found == pytest.approx((400 * 1.5 / 404, 400 * 2 / 396))
-    # Who never waits sees only that it is fast enough.
-    assert bounds(0.0, 5.0, held=4) == pytest.approx((0.0, 5.0 * 400 / 396))
-    assert bounds(1.0, 0.0, held=0, count=1) == (0.0, math.inf)
 
 
 # --- The worth of a repeat, from two trainings that part from one state.

@@ -7,6 +7,7 @@ __getattr__ = door(
     {
         "dataset": ["fresh_batches", "train_dataset"],
         "evaluation": ["eval_batches", "sample_indices", "stream_eval_batches"],
+        "grain_engine": ["FreshTime"],
         "spec": ["PipelineSpec"],
         "stages": ["Stages"],
         "storage": ["SimulatedStorage", "StorageSpec"],

@@ -7,7 +7,10 @@ docs/design.md).
 """
 
 import functools
+import math
 import signal
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
@@ -18,15 +21,68 @@ from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.finite import BadItems
-from echo_jax.echo.instrument.measure import FreshTime
 from echo_jax.echo.shard import DataShard
 
-__all__ = ["TimedFresh", "WithFreshTime", "grain_fresh"]
+__all__ = ["FreshTime", "TimedFresh", "WithFreshTime", "grain_fresh"]
 
 # Passing an element costs about 50 us between threads and 300 us between processes. A
 # list of items is one element.
 _ITEMS_PER_LIST = 16
 _WORKER_BUFFER = 2  # elements that wait for each process to be asked
+
+
+class FreshTime:
+    """Bounds on the seconds that a pipeline takes for a fresh batch, its t_up.
+
+    While its consumer waits, the pipeline works at full speed; in between it may work
+    ahead, or have no room. So a batch takes at least the waiting time, and at most all
+    time. In a starved run the bounds meet. Threads start and caches fill before the
+    first element, which is left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        elements_per_batch: float,
+        held: int,
+        now: Callable[[], float] = time.perf_counter,
+    ):
+        """``held`` is the most elements that the pipeline has in progress or ready."""
+        self._per_batch, self._held, self._now = elements_per_batch, held, now
+        # Elements, the seconds waited for them, and all seconds. They are one tuple,
+        # because another thread reads it.
+        self._seen = (0, 0.0, 0.0)
+        self._last_s: float | None = None
+
+    @property
+    def held_batches(self) -> int:
+        """The most fresh batches that the pipeline has in progress or ready."""
+        return math.ceil(self._held / self._per_batch)
+
+    def next_of(self, iterator: Iterator[Any]) -> Any:
+        """Waits for the next element, and counts it."""
+        began_s = self._now()
+        element = next(iterator)
+        end_s = self._now()
+        if self._last_s is not None:
+            taken, waited_s, passed_s = self._seen
+            waited_s += end_s - began_s
+            self._seen = (taken + 1, waited_s, passed_s + end_s - self._last_s)
+        self._last_s = end_s
+        return element
+
+    def restart(self) -> None:
+        """Treats the next element as a first one again."""
+        self._last_s = None
+
+    def bounds(self) -> tuple[float, float]:
+        """Returns the least and the most seconds that a fresh batch takes."""
+        taken, waited_s, passed_s = self._seen
+        # The least and the most elements that were made in the time.
+        least, most = taken - self._held, taken + self._held
+        low_s = waited_s / most if most else 0.0
+        high_s = passed_s / least if least > 0 else math.inf
+        return low_s * self._per_batch, high_s * self._per_batch
 
 
 class WithFreshTime(grain.IterDataset):
@@ -56,10 +112,7 @@ class _TimedIterator(grain.DatasetIterator):
         self._time.restart()
 
     def __next__(self) -> Any:
-        began_s = self._time.now()
-        element = next(self._parent)
-        self._time.took(began_s)
-        return element
+        return self._time.next_of(self._parent)
 
     def get_state(self) -> Any:
         return self._parent.get_state()

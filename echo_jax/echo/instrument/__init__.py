@@ -3,10 +3,5 @@
 from echo_jax.lazy import door
 
 __getattr__ = door(
-    __name__,
-    {
-        "advice": ["OptionNames"],
-        "measure": ["FreshTime"],
-        "rates": ["ratio_interval", "step_times"],
-    },
+    __name__, {"advice": ["OptionNames"], "rates": ["ratio_interval", "step_times"]}
 )

@@ -7,6 +7,7 @@ So the advice first names changes that would make the loader fast enough, then t
 import functools
 import json
 import math
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -173,7 +174,7 @@ class OptionNames:
     )
 
 
-def advised(report: ProbeReport, options: OptionNames, *, cores: int) -> ProbeReport:
+def advised(report: ProbeReport, options: OptionNames) -> ProbeReport:
     """Returns the report with its advice, and how to follow it."""
     sentences, how = [], ""
     factor = report.advised_factor
@@ -197,7 +198,7 @@ def advised(report: ProbeReport, options: OptionNames, *, cores: int) -> ProbeRe
             "process of its own, is the cure, if a core is free."
         )
     if report.is_starved:
-        sentences += _stage_fix(report, options, cores)
+        sentences.append(_stage_fix(report, options))
     if factor > 1:
         after = _placement(report, options)
         sentences += _echo(report, options, after)
@@ -207,14 +208,14 @@ def advised(report: ProbeReport, options: OptionNames, *, cores: int) -> ProbeRe
     return replace(report, advice=tuple(sentences), how=how)
 
 
-def _stage_fix(report: ProbeReport, options: OptionNames, cores: int) -> list[str]:
+def _stage_fix(report: ProbeReport, options: OptionNames) -> str:
     """Returns advice on threads or processes that make the loader fast enough."""
     if not report.stages:
-        return [
+        return (
             "Make the loader faster first, if you can: with more of "
             f"{options.threads}, {options.workers} or {options.prefetch}. Echo what is "
             "left."
-        ]
+        )
     slowest = max(report.stages, key=lambda stage: stage.wall_s)
     is_waiting = slowest.cpu_s < slowest.wall_s / 2
     work_s = sum(s.wall_s - s.cpu_s if is_waiting else s.cpu_s for s in report.stages)
@@ -225,6 +226,8 @@ def _stage_fix(report: ProbeReport, options: OptionNames, cores: int) -> list[st
         at_a_time = "at a time"
         fix = f"if the storage answers more, {options.threads}={needed} would hide it"
     else:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         # The trainer needs one core.
         at_a_time, needed = f"of {cores} cores busy", min(needed, cores - 1)
         left = work_s / max(needed, 1) / report.t_down_s
@@ -232,10 +235,10 @@ def _stage_fix(report: ProbeReport, options: OptionNames, cores: int) -> list[st
     fix += "; try that first, and echo what is left"
     if needed <= now:
         fix = "more would not help, so echo behind it"
-    return [
+    return (
         f"{slowest.name} waits {_short(slowest.wall_s - slowest.cpu_s)} per batch and "
         f"computes {_short(slowest.cpu_s)}; now about {now} {at_a_time}: {fix}."
-    ]
+    )
 
 
 def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Measures a loader and a step, alone and together, and while a run trains.
+"""Measures a loader and a step, alone and together.
 
 The probe is differential (after DS-Analyzer, Mohan et al. 2021): the loader is timed
 without a step, the step without a loader, then both together. They take turns, so that
@@ -7,8 +7,6 @@ a machine that becomes slower affects all. Times are means, as throughput is.
 
 import contextlib
 import itertools
-import math
-import os
 import statistics
 import time
 from collections import deque
@@ -30,15 +28,7 @@ from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = [
-    "MAX_IN_FLIGHT",
-    "UNSEEN",
-    "BoundedSteps",
-    "FreshTime",
-    "probe",
-    "time_calls",
-    "time_in_turns",
-]
+__all__ = ["MAX_IN_FLIGHT", "BoundedSteps", "probe", "time_calls", "time_in_turns"]
 
 Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
@@ -136,57 +126,6 @@ def endless(upstream: Iterable[Any]) -> Generator[Any, None, None]:
             )
         if taken == before:
             raise ValueError("the upstream is empty; give an iterable of batches")
-
-
-UNSEEN = (0.0, math.inf)  # Bounds on a time of which nothing was seen.
-
-
-class FreshTime:
-    """Bounds on the seconds that a pipeline takes for a fresh batch, its t_up.
-
-    While its consumer waits, the pipeline works at full speed; in between it may work
-    ahead, or have no room. So a batch takes at least the waiting time, and at most all
-    time. In a starved run the bounds meet. Threads start and caches fill before the
-    first element, which is left out.
-    """
-
-    def __init__(
-        self, *, elements_per_batch: float, held: int, now: Now = time.perf_counter
-    ):
-        """``held`` is the most elements that the pipeline has in progress or ready."""
-        self.now = now
-        self._per_batch, self._held = elements_per_batch, held
-        # Elements, the seconds waited for them, and all seconds. They are one tuple,
-        # because another thread reads it.
-        self._seen = (0, 0.0, 0.0)
-        self._last_s: float | None = None
-
-    @property
-    def held_batches(self) -> int:
-        """The most fresh batches that the pipeline has in progress or ready."""
-        return math.ceil(self._held / self._per_batch)
-
-    def took(self, began_s: float) -> None:
-        """Counts an element that has just come, after a wait since ``began_s``."""
-        end_s = self.now()
-        if self._last_s is not None:
-            taken, waited_s, passed_s = self._seen
-            waited_s += end_s - began_s
-            self._seen = (taken + 1, waited_s, passed_s + end_s - self._last_s)
-        self._last_s = end_s
-
-    def restart(self) -> None:
-        """Treats the next element as a first one again."""
-        self._last_s = None
-
-    def bounds(self) -> tuple[float, float]:
-        """Returns the least and the most seconds that a fresh batch takes."""
-        taken, waited_s, passed_s = self._seen
-        # The least and the most elements that were made in the time.
-        least, most = taken - self._held, taken + self._held
-        low_s = waited_s / most if most else 0.0
-        high_s = passed_s / least if least > 0 else math.inf
-        return low_s * self._per_batch, high_s * self._per_batch
 
 
 # The least number of rounds, even where they take longer than the given time.
@@ -336,8 +275,6 @@ def probe(
     shared = contention(together_s, t_down_s, measured_s)
     factor = advised_factor(together_s / t_down_s, max_uses, shared)
     batch_size, batch_bytes = _size(batch)
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     report = ProbeReport(
         t_up_s=t_up_s,
         t_down_s=t_down_s,
@@ -353,7 +290,7 @@ def probe(
         advised_factor=round(factor, 1),
         seconds=now() - started,
     )
-    return advised(report, options or OptionNames(), cores=cores)
+    return advised(report, options or OptionNames())
 
 
 def _size(batch: Any) -> tuple[int, int]:

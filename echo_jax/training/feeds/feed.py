@@ -7,6 +7,7 @@ host batches and a feed of an echo on the devices alike.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.decision_log import DecisionLog, log_of
 from echo_jax.echo.finite import BadItem, BadItems
-from echo_jax.echo.instrument.measure import UNSEEN
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.processes.distributed import put
 from echo_jax.training.processes.sharding import group_sharding, replicated
@@ -39,6 +39,8 @@ __all__ = [
 # Smaller inputs are sent by the call that uses them, which saves two thirds of the
 # host's work for a small step. This call would copy larger inputs.
 _SENT_AHEAD_BYTES = 1 << 20
+# Bounds on a time of which nothing was seen.
+_UNSEEN = (0.0, math.inf)
 
 
 class Input(Protocol):
@@ -115,7 +117,7 @@ class JoinedBatches(Iterator[Batch]):
     @property
     def t_up_bounds(self) -> tuple[float, float]:
         """Seconds per fresh batch, at least and at most, so far."""
-        bounds = [each.bounds() if each else UNSEEN for each in self._fresh_times]
+        bounds = [each.bounds() if each else _UNSEEN for each in self._fresh_times]
         # The slowest shard counts.
         low, high = np.max(bounds, axis=0).tolist()
         return low, high
@@ -270,7 +272,7 @@ class HeldFeed:
     """Hands out one batch of another feed forever, to measure the highest speed."""
 
     logs: Mapping[int, DecisionLog] = MappingProxyType({})
-    t_up_bounds = UNSEEN
+    t_up_bounds = _UNSEEN
     skipped = ()
 
     def __init__(self, feed: Feed):
