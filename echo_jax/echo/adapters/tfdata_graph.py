@@ -54,7 +54,7 @@ class GraphEcho:
         else:
             packing, nothing = _Packing(dataset.element_spec), tf.constant(0)
             if not packing.is_needed:
-                return self._in_chunks(dataset, self.batch, None)
+                return self._in_chunks(dataset, self.batch)
             # A scan, because tf.data may make a map parallel, and so read ahead.
             packed = dataset.scan(nothing, lambda _, x: (nothing, packing.pack(x)))
             uses = self._in_chunks(packed, False, packing.unpack)
@@ -65,8 +65,7 @@ class GraphEcho:
         """Returns all uses of an item before it reads the next one."""
 
         def count(first, carry):
-            uses = self.spec.schedule.uses(int(first), _COUNTS_AT_ONCE, int(carry))
-            return uses[0], np.int64(uses[1])
+            return self.spec.schedule.uses(first, _COUNTS_AT_ONCE, carry)
 
         def number(carry, first):
             inputs, types = [first, carry], [tf.int64, tf.int64]
@@ -90,7 +89,7 @@ class GraphEcho:
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
         return counted.flat_map(repeat).skip(start["position"])
 
-    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any) -> Any:
+    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any = None) -> Any:
         """Returns the uses, or batches, that each chunk of fresh elements allows."""
         # Chunks double up to a buffer of uses: with smaller ones the elements that are
         # kept would be copied too often.
@@ -125,22 +124,16 @@ class GraphEcho:
 
         def emit(items, uses):
             def read(places, *tag):
-                found = tf.nest.map_structure(
-                    lambda leaf: tf.gather(leaf, places), items
-                )
-                return found, UseInfo(*tag)
-
-            def finish(item, tag):
+                item = tf.nest.map_structure(lambda x: tf.gather(x, places), items)
                 item = unpack(item) if unpack else item
-                return (item, tag) if self.tags else item
+                return (item, UseInfo(*tag)) if self.tags else item
 
+            parts: Any = tf.data.Dataset.from_tensor_slices(uses)
+            if unpack:
+                return parts.map(read)
             # A call per use would take longer than everything else.
             size = self.spec.batch_size if batch else _USES_AT_ONCE
-            parts: Any = tf.data.Dataset.from_tensor_slices(uses)
-            parts = parts.batch(size, batch and self.drop_remainder)
-            if unpack:
-                return parts.map(read).unbatch().map(finish)
-            parts = parts.map(lambda *use: finish(*read(*use)))
+            parts = parts.batch(size, batch and self.drop_remainder).map(read)
             return parts if batch else parts.unbatch()
 
         nothing = tf.nest.map_structure(
