@@ -21,7 +21,7 @@ from echo_jax.lazy import door
 
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
 
-__getattr__ = door(__name__, {"failures": ["Interrupted", "Interruption"]})
+__getattr__ = door(__name__, {"failures": ["Interrupted", "interruption"]})
 
 
 def assert_echo_laws(

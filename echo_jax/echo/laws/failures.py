@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
@@ -21,7 +21,7 @@ import numpy as np
 from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
 from echo_jax.echo.tree import tree_map
 
-__all__ = ["Interrupted", "Interruption", "all_or_nothing", "one_consumer"]
+__all__ = ["Interrupted", "all_or_nothing", "interruption", "one_consumer"]
 
 # After this many failures in a row, the echo counts as refusing.
 _NUM_ATTEMPTS = 5
@@ -45,37 +45,32 @@ class Interrupted(BaseException):
 
 # It counts the lines that this thread executes. It raises only where Python could
 # raise for a signal, so never between a `with` block and its end.
-class Interruption:
+@contextlib.contextmanager
+def interruption(line: int) -> Iterator[None]:
     """Raises `Interrupted` before some executed line of an echo's code, from 1 on."""
+    lines = itertools.count(1)
 
-    def __init__(self, line: int):
-        self._left = line
-
-    def __enter__(self) -> "Interruption":
-        self._before = sys.gettrace()
-        self._collects = gc.isenabled()
-        gc.disable()  # No error can be raised where another echo is being collected.
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sys.settrace(self._before)
-        if self._collects:
-            gc.enable()
-
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def call(frame: FrameType, event: str, arg: Any) -> Any:
         # An installed echo_jax is itself in a folder that is left alone.
         path = frame.f_code.co_filename
         own = path.startswith(_ECHO) and not path.startswith(_LAWS)
-        return self._line if own or not path.startswith(_LEFT_ALONE) else None
+        return execute if own or not path.startswith(_LEFT_ALONE) else None
 
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line":
-            self._left -= 1
-            if self._left <= 0 and not _is_spared(frame):
-                sys.settrace(None)
-                raise Interrupted("in the middle of an echo")
-        return self._line
+    def execute(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and next(lines) >= line and not _is_spared(frame):
+            sys.settrace(None)
+            raise Interrupted("in the middle of an echo")
+        return execute
+
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # No error can be raised where another echo is being collected.
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        if collects:
+            gc.enable()
 
 
 def _is_spared(frame: FrameType) -> bool:
@@ -157,7 +152,7 @@ def _check_attempts(
     while True:
         fault = _NO_FAULT
         if lines and lines.random() >= 0.75:
-            fault = Interruption(lines.randrange(1, _NUM_LINES))
+            fault = interruption(lines.randrange(1, _NUM_LINES))
         output = _attempt(echo, fault)
         for _ in range(_NUM_ATTEMPTS):
             if not isinstance(output, BaseException):
