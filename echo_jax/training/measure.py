@@ -118,10 +118,11 @@ def measure_step(
     steps.finish()
     # All processes must make the same number of steps, or some would wait forever.
     alone = jax.process_count() == 1
+    # As many steps are in flight as in training.
+    for _ in range(MAX_IN_FLIGHT):
+        steps(feed.hold(num_updates))
     down = time_calls(
         lambda: steps(feed.hold(num_updates)),
-        # As many steps are in flight as in training.
-        settle_calls=MAX_IN_FLIGHT,
         window_s=BUDGET_S,
         least=LEAST_CALLS if alone else _TOGETHER_CALLS,
         most=most if alone else _TOGETHER_CALLS,

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,22 +81,16 @@ def time_calls(
     call: Callable[[], Any],
     *,
     window_s: float,
-    settle_s: float = 0.0,
-    settle_calls: int = 0,
     least: int = 2,
     most: int = 10_000,
     stride: int = 1,
     now: Now = time.perf_counter,
 ) -> list[float]:
-    """Returns the seconds of every call in a window, after uncounted calls."""
-    # Both the uncounted calls and the window end with a call, at a moment that does not
-    # depend on later ones, so a window's expected time is its expected number of calls
-    # times the mean call, also if calls differ widely (Wald). The window holds whole
-    # cycles of `stride` calls, unless that takes more than twice its time.
-    start, settled = now(), 0
-    while settled < settle_calls or (now() - start < settle_s and settled < most):
-        call()
-        settled += 1
+    """Returns the seconds of every call in a window."""
+    # The window ends with a call, at a moment that does not depend on later ones, so
+    # its expected time is its expected number of calls times the mean call, also if
+    # calls differ widely (Wald). The window holds whole cycles of `stride` calls,
+    # unless that takes more than twice its time.
     ends = [now()]
     while True:
         call()
@@ -167,14 +162,10 @@ def time_in_turns(
         for at, key in enumerate(order, number * len(calls)):
             what = key if isinstance(key, str) else f"both, echo factor {key:g}"
             tell(what, _STAGES + at * share)
-            window = time_calls(
-                calls[key],
-                settle_s=_SETTLE * share * seconds,
-                settle_calls=MAX_IN_FLIGHT,
-                window_s=(1 - _SETTLE) * share * seconds,
-                stride=1 if isinstance(key, str) else exact_fraction(key).numerator,
-                now=now,
-            )
+            timed, part_s = partial(time_calls, calls[key], now=now), share * seconds
+            timed(window_s=_SETTLE * part_s, least=MAX_IN_FLIGHT)
+            stride = 1 if isinstance(key, str) else exact_fraction(key).numerator
+            window = timed(window_s=(1 - _SETTLE) * part_s, stride=stride)
             steps.finish()
             times[key].append(window)
     return batch, times

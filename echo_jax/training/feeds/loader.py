@@ -67,10 +67,11 @@ def measure_loader(
         # Threads that began together end together, so batches come in groups. The rest
         # of a group comes in no time after its first batch.
         together = max(1, batches.held)
+        for _ in range(batches.held):
+            load()
         up = time_calls(
             load,
             window_s=BUDGET_S,
-            settle_calls=batches.held,
             least=LEAST_CALLS,
             most=math.ceil(most / together) * together,
             stride=together,
