@@ -148,7 +148,7 @@ class Plan(Protocol):
         ...
 
     def check_state(self, state: Any) -> None:
-        """Raises ValueError for a foreign state, or one that asks for endless work."""
+        """Raises ValueError for a foreign state; `set_state` refuses damaged ones."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:

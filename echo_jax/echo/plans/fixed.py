@@ -205,7 +205,8 @@ class _FixedLane:
         self._pieces = self._rounds.pieces(
             state["round"], state["anchor"], state["carry"]
         )
-        # The current piece and those made after it; the current one's uses handed out.
+        # The current piece and those made after it, and how many uses of the current
+        # one are handed out.
         self._ahead = [self._within_end(next(self._pieces))]
         self._at = state["position"]
         if self._at > self._ahead[0].index.size:

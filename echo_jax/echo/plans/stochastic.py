@@ -129,9 +129,8 @@ class StochasticPlan(RingPlan):
         for at in range(0, batches, _SPAN):
             if left < 0:
                 break
-            found.append(
-                at + np.flatnonzero(self._decide(at, min(_SPAN, batches - at)))
-            )
+            count = min(_SPAN, batches - at)
+            found.append(at + np.flatnonzero(self._decide(at, count)))
             left -= found[-1].size
         return np.concatenate(found)
 
