@@ -146,6 +146,7 @@ class DeviceFeed(Driver):
                 f"num_batches must be 1 to {most}, got {num_batches}. {fix}"
             )
         with self.turn:
+            self.turn.check()
             found = self.next(uses)
             if found is None or (num_batches > 1 and found[1] - found[0] < uses):
                 return None

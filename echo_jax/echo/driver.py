@@ -64,16 +64,6 @@ class Turn:
         self._cause: BaseException | None = None
 
     def __enter__(self) -> None:
-        self.enter()
-        if not self.consistent:
-            self._holder.clear()
-            raise RuntimeError(
-                "this echo was interrupted while it made an output, so nothing more "
-                "can come out of it; go to a saved state, or start anew"
-            ) from self._cause
-
-    def enter(self) -> None:
-        """Begins a turn, even if a change was interrupted."""
         me, holder = get_ident(), self._holder
         if holder or holder.setdefault(None, me) != me:
             if holder.get(None) != me:
@@ -89,14 +79,18 @@ class Turn:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
-            self.consistent = True
-        elif not self.consistent:
+            self.consistent, self._cause = True, None
+        elif not self.consistent and self._cause is None:
             self._cause = error
         self._holder.clear()
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """Ends a turn; its change is complete unless there is an error."""
-        self.__exit__(None, error, None)
+    def check(self) -> None:
+        """Raises RuntimeError if a change was interrupted, and no state was set."""
+        if not self.consistent:
+            raise RuntimeError(
+                "this echo was interrupted while it made an output, so nothing more "
+                "can come out of it; go to a saved state, or start anew"
+            ) from self._cause
 
     def end(self) -> StopIteration:
         """Marks the end of the stream; returns the exception to raise."""
@@ -224,6 +218,7 @@ class Driver:
     def get_state(self) -> dict[str, Any]:
         """Returns the plan's state, and the upstream's at the oldest item in use."""
         with self.turn:
+            self.turn.check()
             self.turn.consistent = False
             self.plan.settle(self._at, self._reader.row)
             plan = self.plan.get_state()
@@ -238,8 +233,7 @@ class Driver:
         """Continues from a state."""
         # The items in use are read from the upstream again. A refused state changes
         # nothing.
-        self.turn.enter()
-        try:
+        with self.turn:
             if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
                 keys = sorted(state) if isinstance(state, Mapping) else state
                 raise ValueError(
@@ -252,11 +246,10 @@ class Driver:
                     "integer; it is damaged"
                 )
             self._reader.check_resumable()
-            self.plan.check_state(state["plan"])
             before, self.turn.consistent = self.turn.consistent, False
             try:
                 restored = self.plan.set_state(state["plan"])
-            except ValueError:  # It has changed nothing.
+            except Exception:  # It has changed nothing.
                 self.turn.consistent = before
                 raise
             self._check_skip(restored, state["skip"])
@@ -265,10 +258,6 @@ class Driver:
             self._read_again(restored, state["skip"])
             self._follow(restored.pending or Uses.none())
             self.turn.ended = False
-        except BaseException as error:
-            self.turn.leave(error)
-            raise
-        self.turn.leave()
 
     def _check_skip(self, restored: Restored, skip: int) -> None:
         """Raises ValueError if the state's upstream is past an item in use."""

@@ -60,12 +60,8 @@ class EchoIterator(Iterator[Any]):
         """Returns the driver; makes it in a turn of its own if there is none."""
         if self._driver is not None:
             return self._driver
-        self._turn.enter()
-        try:
+        with self._turn:
             return self._begun()
-        finally:
-            # After any failure, the upstream was only peeked at.
-            self._turn.leave()
 
     @property
     def counts(self) -> Counts:
@@ -107,6 +103,7 @@ class EchoIterator(Iterator[Any]):
         """
         turn = self._turn
         with turn:
+            turn.check()
             driver = self._begun()
             self._check_first()
             size = driver.plan.batch if self._batch else 1

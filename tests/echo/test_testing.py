@@ -47,6 +47,7 @@ class OwnEcho:
 
     def __next__(self):
         with self.turn:
+            self.turn.check()
             self.turn.consistent = False
             try:
                 return self.output()
@@ -80,6 +81,7 @@ class OwnEcho:
 
     def get_state(self):
         with self.turn:
+            self.turn.check()
             state = {"index": self.index, "repeat": self.repeat, "left": self.left}
             if self.left == 0:
                 self.before = self.upstream.get_state()
