@@ -20,11 +20,11 @@ import numpy as np
 __all__ = ["DecisionLog", "Recorder", "log_of"]
 
 _VERSION = 1
-_SUM = "crc32"
 _KEYS = {"version", "decisions", "bits"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
-_LEVEL = 6
+# A log that cannot be compressed takes a sixth of its decisions as text.
+_MAX_FILE_BYTES = _MAX_DECISIONS // 5
 
 
 class DecisionLog(Sequence[bool]):
@@ -75,7 +75,7 @@ class DecisionLog(Sequence[bool]):
         The bits are the base64 text of their zlib stream. The first decision is the
         highest bit.
         """
-        return _record(len(self), zlib.compress(self._packed, _LEVEL))
+        return _record(len(self), zlib.compress(self._packed))
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
@@ -103,7 +103,16 @@ class DecisionLog(Sequence[bool]):
                 f"a decision log of {decisions!r:.40} decisions is refused; it must "
                 f"have 0 to {_MAX_DECISIONS}"
             )
-        packed = _inflated(record["bits"], -(-decisions // 8))
+        size, stream = -(-decisions // 8), zlib.decompressobj()
+        what = f"the bits of a decision log of {size} bytes"
+        try:
+            bits = base64.b64decode(record["bits"], validate=True)
+            # A limit of 0 would mean no limit.
+            packed = stream.decompress(bits, size + 1)
+        except (TypeError, ValueError, zlib.error) as error:
+            raise ValueError(f"{what} cannot be decoded: {error}") from error
+        if len(packed) != size or not stream.eof or stream.unused_data:
+            raise ValueError(f"{what} must decode to exactly as many")
         if packed and packed[-1] & ~(0xFF << (-decisions % 8)):
             raise ValueError(
                 f"a decision log has bits set after its {decisions} decisions"
@@ -115,7 +124,7 @@ class DecisionLog(Sequence[bool]):
     def to_text(self) -> str:
         """Returns the log as the content of a file, with a checksum, for `read`."""
         record = self.to_json()
-        return json.dumps(record | {_SUM: _checksum(record)})
+        return json.dumps(record | {"crc32": _checksum(record)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the log to a file, completely or not at all; replaces an existing one.
@@ -141,8 +150,12 @@ class DecisionLog(Sequence[bool]):
     def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
         """Reads a decision log from a file of any source; errors as in `read`."""
         name = os.fspath(path)
-        # To open a named pipe could block for ever.
-        with open(path, "rb", opener=_open_at_once) as file:
+
+        def open_at_once(path: str, flags: int) -> int:
+            # To open a named pipe could block for ever.
+            return os.open(path, flags | os.O_NONBLOCK)
+
+        with open(path, "rb", opener=open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"{name} is not a decision log: it is no regular file")
             return cls.read(file, name=name)
@@ -155,17 +168,17 @@ class DecisionLog(Sequence[bool]):
           OSError: The file cannot be opened or read.
           ValueError: The content is not a decision log.
         """
-        limit = _max_text(_MAX_DECISIONS // 8) + 1000
-        content = file.read(limit + 1)
-        if len(content) > limit:
-            raise ValueError(f"{name} is larger than any decision log, {limit} bytes")
+        content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ValueError(
+                f"{name} is larger than any decision log, {_MAX_FILE_BYTES} bytes"
+            )
         try:
             record = json.loads(content)
             # Logs of an earlier version have no checksum.
-            if isinstance(record, dict) and _SUM in record:
-                found = record.pop(_SUM)
-                if found != _checksum(record):
-                    raise ValueError("it does not have the checksum of its content")
+            found = record.pop("crc32", None) if isinstance(record, dict) else None
+            if found not in (None, _checksum(record)):
+                raise ValueError("it does not have the checksum of its content")
             return cls.from_json(record)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not a decision log: {error}") from error
@@ -178,7 +191,7 @@ class Recorder:
         self._decisions = bytearray()
         # Whole bytes are compressed once, since a state may be saved at every batch: a
         # million decisions take 0.8 ms so, and 8 ms if they are compressed again.
-        self._stream = zlib.compressobj(_LEVEL)
+        self._stream = zlib.compressobj()
         self._compressed, self._done = b"", 0
 
     def __len__(self) -> int:
@@ -218,10 +231,6 @@ def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
     return None if log is None else DecisionLog.from_json(log)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _record(decisions: int, stream: bytes) -> dict[str, Any]:
     bits = base64.b64encode(stream).decode()
     return {"version": _VERSION, "decisions": decisions, "bits": bits}
@@ -230,26 +239,3 @@ def _record(decisions: int, stream: bytes) -> dict[str, Any]:
 def _checksum(record: Mapping[str, Any]) -> str:
     text = json.dumps(record, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _max_text(size: int) -> int:
-    """Returns the largest number of characters for the bits of ``size`` bytes."""
-    # A zlib stream outgrows its content by 5 bytes in 16 kB, and a frame of 6 bytes.
-    # Zlib's own bound, ``deflateBound``, is looser for small streams.
-    return (size + size // 1000 + 64) * 4 // 3 + 4
-
-
-def _inflated(bits: Any, size: int) -> bytes:
-    """Decodes text that must hold exactly ``size`` bytes."""
-    what = f"the bits of a decision log of {size} bytes"
-    if not isinstance(bits, str) or len(bits) > _max_text(size):
-        raise ValueError(f"{what} must be text of at most {_max_text(size)} characters")
-    stream = zlib.decompressobj()
-    try:
-        # A limit of 0 would mean no limit.
-        content = stream.decompress(base64.b64decode(bits, validate=True), size + 1)
-    except (ValueError, zlib.error) as error:
-        raise ValueError(f"{what} cannot be decoded: {error}") from error
-    if len(content) != size or not stream.eof or stream.unused_data:
-        raise ValueError(f"{what} must decode to exactly as many")
-    return content
