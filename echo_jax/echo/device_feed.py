@@ -34,13 +34,13 @@ class _Slots:
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self._guard = ReuseGuard()
 
-    def prepare(self, values: list[Any]) -> list[Element]:
+    def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a batch on the devices, with its rows in each lane."""
         (batch,) = values
         watched = self._guard.watch(jax.tree.leaves(batch))
         # The host's arrays are kept only as long as the guard checks them.
         kept = watched if type(watched) is Watched else []
-        return [((self.buffer.put(batch), kept), 0, self.rewritten_rows)]
+        return (self.buffer.put(batch), kept), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         if self._lanes is not None:
@@ -169,7 +169,8 @@ class DeviceFeed(Driver):
         lanes, rows = self.buffer.num_lanes, self._slots.rewritten_rows
         slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
         if not self.counts.fresh:
-            self._slots.write(slots, self._slots.prepare([host_batch]))
+            batch, _ = self._slots.prepare([host_batch])
+            self._slots.write(slots, [(batch, 0, rows)])
         index = np.arange(slots.size).reshape(slots.shape)
         uses = Uses(slots, index, np.zeros_like(slots))
         return StepInput(pack(uses, rows, self._seed)[0])

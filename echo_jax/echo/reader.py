@@ -3,76 +3,76 @@
 The read rows wait here until an echo takes them.
 """
 
+import contextlib
 import copy
+import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat, starmap
 from typing import Any
 
-from echo_jax.echo.source import AsItIs, Element, Intake, Source, is_resumable
+from echo_jax.echo.source import Element, Intake, Source, is_resumable
 
 __all__ = ["ReadAhead", "Reader"]
 
 # How long a reader that is closed waits for its thread, which may be in a slow read.
 _CLOSE_S = 5.0
+_CLOSED = "this echo was closed while it waited"
 
 
-class _Queue:
-    """The rows that were read and not taken, shared with the reading thread."""
+class _Thread(threading.Thread):
+    """Reads ahead, up to a row; it has no reference to a reader or an echo."""
 
-    def __init__(self, depth: int):
-        # The lock is held directly: a signal between the Python lines of a condition
-        # could leave it held.
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.elements: deque[Element] = deque()
-        self.rows = 0
-        self.states: deque[tuple[int, Any]] = deque()
-        self.depth = depth
-        self.upcoming: tuple[int, Any] = (0, None)
-        self.ended = False
+    # Its lock and its queue are the only ones here, and are written in C: a signal
+    # between the Python lines of a condition could leave it held.
+
+    def __init__(self, source: Source):
+        super().__init__(daemon=True)
+        self.found: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self.failure: BaseException | None = None
-        self.thread: threading.Thread | None = None
+        self._source, self._limit, self._over = source, 0, False
+        self._changed = threading.Lock()
 
-    def fill(self, source: Source) -> None:
-        """Reads an element and adds it, or notes the end."""
-        elements = source.read(1)
-        with self.lock:
-            self.add(elements, source)
-            self.changed.notify_all()
+    def run(self) -> None:
+        source = self._source
+        try:
+            while not (source.ended or self._over):
+                if source.upcoming[0] < self._limit:
+                    self.found.put(source.read(1))
+                    source.lost = None
+                else:
+                    self._changed.acquire()
+        except BaseException as error:
+            self.failure = error
+        self.found.put([])
 
-    def add(self, elements: list[Element], source: Source) -> None:
-        if elements:
-            if self.upcoming[1] is not None:
-                self.states.append(self.upcoming)
-            self.elements.extend(elements)
-            self.rows += source.upcoming[0] - self.upcoming[0]
-        self.ended, self.upcoming = source.ended, source.upcoming
-        source.lost = None
+    def read_to(self, row: int) -> None:
+        if row != self._limit:
+            self._limit = row
+            self._wake()
 
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # It has not seen the last change yet.
+            self._changed.release()
 
-def _read_ahead(source: Source, queue: _Queue) -> None:
-    """Fills a queue in a thread, which has no reference to a reader or an echo."""
-    me = threading.current_thread()
-    try:
-        while not queue.ended:
-            with queue.lock:
-                while queue.rows >= queue.depth and queue.thread is me:
-                    queue.changed.wait()
-                if queue.thread is not me:
-                    return
-            queue.fill(source)
-    except BaseException as error:
-        with queue.lock:
-            queue.failure = error
-            queue.changed.notify_all()
+    def end(self, wait_s: float | None) -> None:
+        """Ends after the current read."""
+        self._over = True
+        self._wake()
+        if self.ident is not None and self is not threading.current_thread():
+            self.join(wait_s)
+
+    def close(self) -> None:
+        """Gives an error to whoever waits for this thread, and ends it."""
+        self.failure = ValueError(_CLOSED)
+        self.found.put([])
+        self.end(_CLOSE_S)
 
 
 class Reader:
     """Takes rows from an upstream, with up to ``depth`` rows read ahead in a thread."""
-
-    # The thread has no reference to the reader, so dropping the reader ends it.
 
     def __init__(
         self,
@@ -87,111 +87,82 @@ class Reader:
         # that a restore may have to begin with; None if no row ever does.
         self.resumable = is_resumable(iterator)
         keeps = next_anchor if self.resumable else None
-        self._source = Source(iterator, intake or AsItIs(), keeps)
-        self._source.started = keeps is None
+        self._source, self._begun = Source(iterator, intake, keeps), keeps is None
         self._depth, self._timeout_s = depth, timeout_s
         # Ends a wait for other processes.
         self.leave: Callable[[], None] = getattr(iterator, "leave", lambda: None)
-        self._queue = _Queue(depth)
-        self._used = 0  # rows of the first element that are taken
-        self.row = 0
-        # Numbers of rows that are taken, and the upstream's states before them.
+        self.row = self._wanted = 0
+        # What `Source.read` returned, until its last row is taken.
+        self._waiting: deque[tuple[Any, int, int, Any]] = deque()
+        # Numbers of rows, up to the next one, and the upstream's states before them.
         self._saved: deque[tuple[int, Any]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread: _Thread | None = None
+        self._closed = False
 
     @property
     def rows(self) -> int:
         """Rows that are read and not taken."""
-        return self._queue.rows - self._used
-
-    @property
-    def ended(self) -> bool:
-        return self._queue.ended
+        return self._waiting[-1][2] - self.row if self._waiting else 0
 
     def ensure(self, rows: int) -> None:
         """Reads until ``rows`` rows can be taken, or the upstream ends."""
         # An error of the upstream loses nothing: the next call asks it again.
-        queue = self._queue
         if not self._depth:
             self._begin()
-            source, rows = self._source, rows + self._used
-            while queue.rows < rows and not queue.ended:
-                queue.add(source.read(rows - queue.rows), source)
+            source = self._source
+            while self.rows < rows and not source.ended:
+                self._waiting.extend(source.read(rows - self.rows))
+                source.lost = None
             return
-        with queue.lock:
-            queue.depth = max(self._depth, rows + self._used)
-            queue.changed.notify_all()
-        while self.rows < rows and not queue.ended:
-            self._start()
-            with queue.lock:
-                while self.rows < rows and not queue.ended and queue.failure is None:
-                    if not queue.changed.wait(self._timeout_s):
-                        raise TimeoutError(
-                            f"the loader gave no fresh batch for {self._timeout_s:.0f} "
-                            "s. See what it waits for, or use a larger timeout_s"
-                        )
-            if self.rows < rows and queue.failure is not None:
-                self._raise_failure(queue)
+        self._wanted = rows
+        while not self.is_ready(rows):
+            try:
+                self._collect(self._reading(), wait=True)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"the loader gave no fresh batch for {self._timeout_s:.0f} s. See "
+                    "what it waits for, or use a larger timeout_s"
+                ) from None
 
     def is_ready(self, rows: int) -> bool:
         """Returns whether `ensure` would not wait; starts to read ahead."""
         if not self._depth:
             self.ensure(rows)
             return True
-        self._start()
-        queue = self._queue
-        if self.rows < rows and queue.failure is not None:
-            self._raise_failure(queue)
-        return self.rows >= rows or queue.ended
+        thread = self._reading()
+        # These are known before the last elements are collected.
+        failure, ended = thread.failure, self._source.ended
+        self._collect(thread)
+        if self.rows < rows and failure is not None:
+            if not self._closed:  # A close ends the thread, maybe after a slow read.
+                self._end_thread()
+            raise failure
+        return self.rows >= rows or ended
 
     def take(self, rows: int, anchor: Callable[[], int] | None = None) -> list[Element]:
         """Takes at most `rows` rows; returns values with start and end rows."""
         # ``anchor`` returns the oldest row that a restore has to read again, by default
         # the next one to be taken.
-        queue = self._queue
-        elements = queue.elements
-        if self._used or len(elements) < queue.rows:
-            taken, done = self._take_parts(rows)
-        else:  # Every element is a row.
-            taken, done = [elements.popleft() for _ in range(rows)], rows
-        if self._depth:
-            with queue.lock:
-                queue.rows -= done
-                queue.changed.notify_all()
-        else:
-            queue.rows -= done
-        self.row += rows
-        states = queue.states
-        while states and states[0][0] < self.row:
-            self._keep(states.popleft(), self.row if anchor is None else anchor())
+        taken: list[Element] = []
+        row, waiting = self.row, self._waiting
+        self.row = stop = row + rows
+        while row < stop:
+            value, first, end, state = waiting[0]
+            taken.append((value, row - first, min(end, stop) - first))
+            row = end
+            if end <= stop:
+                waiting.popleft()
+                if state is not None:
+                    self._keep(end, state, stop if anchor is None else anchor())
+        if (thread := self._thread) is not None:
+            self._read_on(thread)
         return taken
 
-    def _take_parts(self, rows: int) -> tuple[list[Element], int]:
-        """Takes from elements of several rows; also returns the rows used up."""
-        taken: list[Element] = []
-        elements, done = self._queue.elements, 0
-        while rows:
-            value, _, size = element = elements[0]
-            first = self._used
-            if first or size > rows:
-                end = min(first + rows, size)
-                element = (value, first, end)
-                self._used = end
-                rows -= end - first
-            else:
-                end = size
-                rows -= size
-            taken.append(element)
-            if end == size:
-                elements.popleft()
-                self._used = 0
-                done += size
-        return taken, done
-
-    def _keep(self, saved: tuple[int, Any], anchor: int) -> None:
-        while len(self._saved) > 1 and self._saved[1][0] <= anchor:
-            self._saved.popleft()
-        self._saved.append(saved)
+    def _keep(self, row: int, state: Any, anchor: int) -> None:
+        saved = self._saved
+        saved.append((row, state))
+        while len(saved) > 1 and saved[1][0] <= anchor:
+            saved.popleft()
 
     def check_resumable(self) -> None:
         """Raises TypeError if the upstream cannot go back to a state."""
@@ -206,99 +177,77 @@ class Reader:
     def state_before(self, row: int) -> tuple[Any, int]:
         """Returns the last saved upstream state before a row, and the rows between."""
         self.check_resumable()
-        if self._thread is None and not self._queue.elements:
+        source = self._source
+        if self._thread is None and not self._waiting:
             self._begin()
-            if row == self._source.upcoming[0] and self._source.lost is None:
-                return self._source.state(), 0
-        with self._queue.lock:
-            known = [*self._saved, *self._queue.states, self._queue.upcoming]
-        for first, state in reversed(known):
-            if first <= row and state is not None:
+            if row == source.upcoming[0] and source.lost is None:
+                return source.state(), 0
+        for first, state in reversed(self._saved):
+            if first <= row:
                 return copy.deepcopy(state), row - first
-        raise RuntimeError(
-            "the last read of the upstream was interrupted, or its element was "
-            "refused, so it is not known where it stands; go to a saved state, or "
-            "start anew"
-        )
+        raise source.unknown_place() from source.lost
 
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
         self.leave()
-        self._end_thread(None)
-        self._queue = _Queue(self._depth)
+        self._end_thread()
+        self._begun = True
+        self._waiting.clear()
         self._saved.clear()
-        self._used, self.row = 0, row
+        self.row, self._wanted = row, 0
         self._source.restore(state, row)
-        self._queue.upcoming = self._source.upcoming
+        if self._source.upcoming[1] is not None:
+            self._saved.append(self._source.upcoming)
 
     def close(self) -> None:
         """Ends the thread, which may finish a read in progress; final."""
+        self._closed = True
         # Another thread that waits for the upstream gets an error.
         self.leave()
-        _refuse(self._queue)
-        self._end_thread(_CLOSE_S)
-        self._queue = _Queue(0)
-        self._queue.ended = True
+        if self._thread is not None:
+            self._at_exit()
+        self._thread, self._waiting = None, deque()
 
     def _begin(self) -> None:
         """Saves the state before the first row."""
-        if not self._source.started:
-            self._source.start()
-            self._queue.upcoming = self._source.upcoming
+        if not self._begun:
+            self._saved.append(self._source.start())
+            self._begun = True
 
-    def _start(self) -> None:
-        """Starts the thread, unless it runs or the upstream has ended or failed."""
-        if self._thread is not None and not self._thread.is_alive():
-            self._end_thread(None)
-        queue = self._queue
-        if self._thread is not None or queue.ended or queue.failure is not None:
-            return
-        self._begin()
-        thread = threading.Thread(
-            target=_read_ahead, args=(self._source, queue), daemon=True
-        )
-        # A thread that sends data while the interpreter exits would crash the process.
-        self._at_exit = weakref.finalize(self, _abandon, thread, queue)
-        # It is recorded before it runs: an interruption here leaves no second thread
-        # that reads.
-        queue.thread = self._thread = thread
-        thread.start()
+    def _reading(self) -> _Thread:
+        """Returns the thread that reads, or that has read to an end or an error."""
+        if self._closed:
+            raise ValueError(_CLOSED)
+        thread, source = self._thread, self._source
+        if thread is None or not (thread.is_alive() or thread.failure or source.ended):
+            self._end_thread()
+            self._begin()
+            thread = _Thread(source)
+            # A thread that sends data while the interpreter exits would crash it.
+            self._at_exit = weakref.finalize(self, thread.close)
+            # It is recorded before it runs: an interruption here leaves no second
+            # thread that reads.
+            self._thread = thread
+            self._read_on(thread)
+            thread.start()
+        else:
+            self._read_on(thread)
+        return thread
 
-    def _raise_failure(self, queue: _Queue) -> None:
-        failure, queue.failure = queue.failure, None
-        if queue.thread is not None:  # else a close ends it, maybe after a slow read
-            self._end_thread(_CLOSE_S)
-        assert failure is not None
-        raise failure
+    def _read_on(self, thread: _Thread) -> None:
+        first = self._waiting[0][1] if self._waiting else self.row
+        thread.read_to(max(first + self._depth, self.row + self._wanted))
 
-    def _end_thread(self, wait_s: float | None) -> None:
+    def _collect(self, thread: _Thread, *, wait: bool = False) -> None:
+        """Moves what a thread has read to the waiting rows, in one step."""
+        calls = repeat((True, self._timeout_s), thread.found.qsize() or wait)
+        self._waiting.extend(chain.from_iterable(starmap(thread.found.get, calls)))
+
+    def _end_thread(self) -> None:
         if self._thread is not None:
             self._at_exit.detach()
-            _end(self._thread, self._queue, wait_s)
+            self._thread.end(None)
             self._thread = None
-
-
-def _refuse(queue: _Queue) -> None:
-    """Gives an error to every thread that waits for a queue."""
-    with queue.lock:
-        queue.thread = None
-        queue.failure = ValueError("this echo was closed while it waited")
-        queue.changed.notify_all()
-
-
-def _abandon(thread: threading.Thread, queue: _Queue) -> None:
-    """Ends the thread of a reader that is gone."""
-    _refuse(queue)
-    _end(thread, queue, _CLOSE_S)
-
-
-def _end(thread: threading.Thread, queue: _Queue, wait_s: float | None) -> None:
-    with queue.lock:
-        if queue.thread is thread:
-            queue.thread = None
-        queue.changed.notify_all()
-    if thread.ident is not None and thread is not threading.current_thread():
-        thread.join(wait_s)
 
 
 class ReadAhead(Iterator[Any]):

@@ -11,32 +11,23 @@ from collections.abc import Callable, Iterator
 from itertools import islice, repeat, starmap
 from typing import Any, Protocol
 
-__all__ = ["INTERRUPTED", "AsItIs", "Element", "Intake", "Source", "is_resumable"]
+__all__ = ["INTERRUPTED", "Element", "Intake", "Source", "is_resumable"]
 
-# One element: the result of `prepare` for a value, and the first and the end of its
-# rows. It is a plain tuple because one is made for every item.
+# The result of `prepare` for one or more values, and the first and the end of its rows.
+# It is a plain tuple because one is made for every item.
 Element = tuple[Any, int, int]
 
 
 class Intake(Protocol):
-    """Prepares values when they are read; ``in_bulk`` allows several rows at once."""
+    """Prepares values when they are read; ``in_bulk`` allows several at once."""
 
     @property
     def in_bulk(self) -> bool: ...
 
-    def prepare(self, values: list[Any]) -> list[Element]:
-        """Returns the elements of some values; called in the thread that reads."""
+    def prepare(self, values: list[Any]) -> tuple[Any, int]:
+        """Returns some values prepared, and their rows; called where they are read."""
         # An error here is final.
         ...
-
-
-class AsItIs:
-    """Keeps values as they are, each as one row."""
-
-    in_bulk = True
-
-    def prepare(self, values: list[Any]) -> list[Element]:
-        return [(value, 0, 1) for value in values]
 
 
 INTERRUPTED = InterruptedError("it was interrupted in the middle")
@@ -48,13 +39,14 @@ class Source:
     def __init__(
         self,
         iterator: Iterator[Any],
-        intake: Intake,
-        next_anchor: Callable[[int], int] | None,
+        intake: Intake | None = None,
+        next_anchor: Callable[[int], int] | None = None,
     ):
+        # Without an intake every value is one row, as it is.
         self.iterator: Any = iterator
         # The next row, and the state before it if needed: both change in one step.
         self.upcoming: tuple[int, Any] = (0, None)
-        self.started = self.ended = False
+        self._is_exhausted = False
         # Why the position is unknown. The caller resets it when it has kept the values.
         self.lost: BaseException | None = None
         # Calls ``next`` in code that no signal can interrupt.
@@ -64,29 +56,32 @@ class Source:
         # The first row whose state may be needed later.
         self._unsaved: float = math.inf
         self._failed: Exception | None = None  # by the upstream, in its last read
-        self._is_told = True
+        self._untold: Exception | None = None
 
-    def start(self) -> None:
-        """Saves the state before the first row."""
-        self.upcoming = (0, self._state_at(0) if self._next_anchor else None)
-        self.started = True
+    def start(self) -> tuple[int, Any]:
+        """Returns the first row and the state before it."""
+        return 0, self._state_at(0)
 
     def pull(self, count: int) -> list[Any]:
         """Returns the next ``count`` values, or fewer before an end or an error."""
         # If the upstream fails after some values, these are returned, and the next call
         # raises. An error is raised once; the call after it asks the upstream again.
-        if self._failed is not None or self.lost is not None:
-            self._check()
+        if self.lost is not None:
+            raise self.unknown_place() from self.lost
+        if self._untold is not None:
+            error, self._untold = self._untold, None
+            raise error
         failed, values = self._failed, []
         self.lost = INTERRUPTED
         try:
             # Takes values and keeps them; no signal can come in between.
             values.extend(islice(self._values, count))
         except Exception as error:
-            self._failed, self._is_told = error, not values
+            self._failed = error
             if not values:
                 self.lost = None
                 raise
+            self._untold = error
             return values
         if failed is not None:
             if not values:
@@ -96,24 +91,30 @@ class Source:
                     "on after an error; go to a saved state, or start anew"
                 ) from failed
             self._failed = None
-        self.ended = len(values) < count
+        self._is_exhausted = len(values) < count
         return values
 
-    def _check(self) -> None:
-        if self.lost is not None:
-            raise RuntimeError(
-                "the last read of the upstream was interrupted, or its element was "
-                "refused, so it is not known which item comes next; go to a saved "
-                "state, or start anew"
-            ) from self.lost
-        if self._failed is not None and not self._is_told:
-            self._is_told = True
-            raise self._failed
+    @property
+    def ended(self) -> bool:
+        """Whether the upstream has ended, and all of its values are kept."""
+        return self._is_exhausted and self.lost is None
 
-    def read(self, count: int) -> list[Element]:
-        """Returns at most ``count`` next elements; none at the end."""
+    def unknown_place(self) -> RuntimeError:
+        """Returns the error of a read that was interrupted or refused."""
+        return RuntimeError(
+            "the last read of the upstream was interrupted, or its element was "
+            "refused, so it is not known which item comes next; go to a saved state, "
+            "or start anew"
+        )
+
+    def read(self, count: int) -> list[tuple[Any, int, int, Any]]:
+        """Returns at most ``count`` next values, or nothing at the end.
+
+        They are one element with its first row, its end, and the state of the upstream
+        after it, or None if no restore needs this state.
+        """
         intake, (first, _) = self._intake, self.upcoming
-        if not intake.in_bulk:
+        if intake is None or not intake.in_bulk:
             count = 1
         elif first + count > self._unsaved:
             # The state before a row is saved between two reads.
@@ -122,13 +123,14 @@ class Source:
         if not values:
             return values
         try:
-            elements = intake.prepare(values)
+            value, rows = intake.prepare(values) if intake else (values[0], 1)
         except BaseException as error:
             self.lost = error
             raise
-        row = first + sum(end for _, _, end in elements)
-        self.upcoming = (row, self._state_at(row) if row >= self._unsaved else None)
-        return elements
+        end = first + rows
+        state = self._state_at(end) if end >= self._unsaved else None
+        self.upcoming = (end, state)
+        return [(value, first, end, state)]
 
     def state(self) -> Any:
         """Returns a copy of the upstream's state."""
@@ -145,11 +147,12 @@ class Source:
         """Goes back to a state, the one before a row."""
         self.lost = INTERRUPTED
         self.iterator.set_state(copy.deepcopy(state))
-        self.upcoming = (row, copy.deepcopy(state))
+        self.upcoming = (row, None)
         if self._next_anchor is not None:
+            self.upcoming = (row, copy.deepcopy(state))
             self._unsaved = self._next_anchor(row + 1)
-        self.started, self.ended, self._is_told = True, False, True
-        self._failed = self.lost = None
+        self._is_exhausted = False
+        self._failed = self._untold = self.lost = None
 
 
 def is_resumable(iterator: Any) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from echo_jax.echo.source import INTERRUPTED, AsItIs, Source, is_resumable
+from echo_jax.echo.source import INTERRUPTED, Source, is_resumable
 
 __all__ = ["PeekedIterator", "iterator_of", "length_of"]
 
@@ -71,7 +71,7 @@ class PeekedIterator(Iterator[Any]):
 
     def __init__(self, iterator: Iterator[Any]):
         self._iterator: Any = iterator
-        self._source = Source(iterator, AsItIs(), None)
+        self._source = Source(iterator)
         self._peeked: list[Any] = []
         if is_resumable(iterator):
             self.get_state = self._get_state

@@ -37,11 +37,11 @@ class ItemStore:
         self._items: list[Any] = [None] * (num_slots + 1)
         self._copies = copies
 
-    def prepare(self, values: list[Any]) -> list[Element]:
+    def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a copy of an item; raises ValueError if it cannot be kept."""
         (item,) = values
         try:
-            return [(tree_map(private if self._copies else read_only, item), 0, 1)]
+            return tree_map(private if self._copies else read_only, item), 1
         except ValueError:
             for path, leaf in flatten(item):
                 private(leaf, path)  # Raises the error with the path.
@@ -86,7 +86,7 @@ class RingStore:
         # the next. So items are read one by one while the guard checks them.
         return not self._stacked and not self._guard.left
 
-    def prepare(self, values: list[Any]) -> list[Element]:
+    def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Checks items, or a stack of items, and returns their leaves in columns."""
         # A `write` of accepted items fails only for lack of memory. Each step checks
         # all items together, which takes a tenth of the time.
@@ -108,7 +108,7 @@ class RingStore:
                 self._refuse_leaf(path, slots, column)
         if self._stacked:
             columns = [column[0] for column in columns]
-        return [(self._guard.watch(columns), 0, rows)]
+        return self._guard.watch(columns), rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         at = 0
