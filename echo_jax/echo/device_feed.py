@@ -17,7 +17,7 @@ from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
-from echo_jax.echo.stores.leaves import ReuseGuard, Watched
+from echo_jax.echo.stores.leaves import ReuseGuard
 
 __all__ = ["DeviceFeed", "pack", "plan_of_size"]
 
@@ -37,17 +37,18 @@ class _Slots:
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a batch on the devices, with its rows in each lane."""
         (batch,) = values
-        watched = self._guard.watch(jax.tree.leaves(batch))
-        # The host's arrays are kept only as long as the guard checks them.
-        kept = watched if type(watched) is Watched else []
-        return (self.buffer.put(batch), kept), self.rewritten_rows
+        leaves = jax.tree.leaves(batch)
+        mark = self._guard.mark(leaves)
+        if mark is None:
+            leaves = []  # The host's arrays are kept only to be checked.
+        return (self.buffer.put(batch), leaves, mark), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         if self._lanes is not None:
             slots = slots[list(self._lanes)]
         rows = self.rewritten_rows
-        for number, ((batch, leaves), _, _) in enumerate(taken):
-            self._guard.check(leaves)
+        for number, ((batch, leaves, mark), _, _) in enumerate(taken):
+            self._guard.check(leaves, mark)
             into = slots[:, number * rows : (number + 1) * rows]
             # The call transfers the integers: a device_put of them would take longer.
             with jax.transfer_guard_host_to_device("allow"):

@@ -108,12 +108,12 @@ class RingStore:
                 self._refuse_leaf(path, slots, column)
         if self._stacked:
             columns = [column[0] for column in columns]
-        return self._guard.watch(columns), rows
+        return (columns, self._guard.mark(columns)), rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         at = 0
-        for columns, first, end in taken:
-            self._guard.check(columns)
+        for (columns, mark), first, end in taken:
+            self._guard.check(columns, mark)
             rows = slots[0, at : at + end - first]
             at += len(rows)
             for (_, kept), column in zip(self._leaves, columns, strict=True):

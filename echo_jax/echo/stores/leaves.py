@@ -184,12 +184,6 @@ def _refusal(path: str, leaf: Any, why: str) -> ValueError:
     return ValueError(f"leaf item{path} is a {package}{kind.__qualname__}, {why}")
 
 
-class Watched(list[Any]):
-    """Leaves, with a checksum of their content when they were read."""
-
-    mark: int
-
-
 class ReuseGuard:
     """Detects an upstream that writes into arrays that it has already given away."""
 
@@ -203,18 +197,16 @@ class ReuseGuard:
     def __init__(self):
         self.left = self._LOOKS
 
-    def watch(self, leaves: list[Any]) -> list[Any]:
-        """Returns leaves, or lists of them, the first ones with a checksum."""
+    def mark(self, leaves: list[Any]) -> int | None:
+        """Returns a checksum of leaves, or lists of them; None after the first ones."""
         if not self.left:
-            return leaves
+            return None
         self.left -= 1
-        watched = Watched(leaves)
-        watched.mark = self._sum(leaves)
-        return watched
+        return self._sum(leaves)
 
-    def check(self, leaves: list[Any]) -> None:
-        """Raises ValueError if leaves have changed since they were read."""
-        if type(leaves) is Watched and self._sum(leaves) != leaves.mark:
+    def check(self, leaves: list[Any], mark: int | None) -> None:
+        """Raises ValueError if leaves have changed since they got their mark."""
+        if mark is not None and self._sum(leaves) != mark:
             raise ValueError(
                 "the upstream has written into an element that it had already given "
                 "away and that was not used yet; have it yield copies, or new arrays"
