@@ -29,8 +29,6 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
 
 __all__ = ["Driver", "Store", "Turn", "prefetched"]
 
-_STATE_KEYS = {"plan", "skip", "upstream"}
-
 
 class Store(Protocol):
     """Slots that hold items; a restore writes ``rewritten_rows`` at a time."""
@@ -91,11 +89,6 @@ class Turn:
                 "this echo was interrupted while it made an output, so nothing more "
                 "can come out of it; go to a saved state, or start anew"
             ) from self._cause
-
-    def end(self) -> StopIteration:
-        """Marks the end of the stream; returns the exception to raise."""
-        self.consistent = self.ended = True
-        return StopIteration()
 
     def warn_if_ended(self) -> None:
         """Warns once if an echo that has ended is iterated again."""
@@ -234,16 +227,14 @@ class Driver:
         # The items in use are read from the upstream again. A refused state changes
         # nothing.
         with self.turn:
-            if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
-                keys = sorted(state) if isinstance(state, Mapping) else state
+            if (
+                not isinstance(state, Mapping)
+                or set(state) != {"plan", "skip", "upstream"}
+                or type(state["skip"]) is not int
+            ):
                 raise ValueError(
-                    f"a state with the keys {keys!r:.200} is not an echo's; give what "
-                    "get_state returned"
-                )
-            if type(state["skip"]) is not int:
-                raise ValueError(
-                    f"the state has skip={state['skip']!r:.40}, which must be an "
-                    "integer; it is damaged"
+                    f"{state!r:.200} is not the state of an echo: plan, upstream, and "
+                    "the integer skip; give what get_state returned"
                 )
             self._reader.check_resumable()
             before, self.turn.consistent = self.turn.consistent, False

@@ -50,19 +50,22 @@ class HostEchoIterator(EchoIterator):
             self._spec = _chosen(self._iterator)
         spec, batch, stacked = self._spec, self._batch, self._stacked
         ahead = prefetched(spec, self._prefetch)
-        shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
-        plan = make_plan(spec, options=shape)
-        is_once = _uses_items_once(spec)
+        plan = make_plan(spec, options=("batch", "unbatch")[: batch + stacked])
+        is_once = (
+            isinstance(spec, EchoSpec)
+            and spec.order == "consecutive"
+            and spec.schedule.max_factor == 1
+        )
         is_identity = is_once and not batch and not ahead
-        self._store: Any = ItemStore(plan.num_slots, copies=not is_identity)
         next_anchor: Any = None if is_identity else plan.next_anchor
-        if stacked or (is_once and not is_identity):
-            # Any stacked item may be the anchor. Items that are used once go back to
-            # the start of an output.
-            size = spec.batch_size if batch and not stacked else 1
-            next_anchor = partial(_next_multiple, size)
+        if stacked:
+            next_anchor = int  # Any item may be the anchor.
+        elif is_once and batch:
+            next_anchor = partial(_next_multiple, spec.batch_size)
         if batch:
-            self._store = RingStore(plan.num_slots, stacked=stacked)
+            self._store: Any = RingStore(plan.num_slots, stacked=stacked)
+        else:
+            self._store = ItemStore(plan.num_slots, copies=not is_identity)
         self._reader = Reader(
             self._iterator,
             next_anchor=next_anchor,
@@ -102,13 +105,6 @@ class HostEchoIterator(EchoIterator):
             )
 
 
-def _uses_items_once(spec: AnySpec) -> bool:
-    """Returns whether each item is used once, in order."""
-    if not isinstance(spec, EchoSpec) or spec.order != "consecutive":
-        return False
-    return spec.schedule.max_factor == 1
-
-
 def _next_multiple(size: int, row: int) -> int:
     return -(-row // size) * size
 
@@ -123,12 +119,12 @@ class _SizedEchoIterator(HostEchoIterator):
 def _chosen(batches: PeekedIterator) -> AdaptiveSpec:
     """Returns the spec of an echo that was called without one."""
     try:
-        leaves = [(path, as_array(path, x)) for path, x in flatten(batches.peek())]
+        leaves = [as_array(path, leaf) for path, leaf in flatten(batches.peek())]
     except StopIteration:
         leaves = []
-    rows = max(leaves[0][1].shape[:1], default=1) if leaves else 1
-    num_bytes = sum(leaf.nbytes for _, leaf in leaves)
-    return default_spec(max(rows, 1), num_bytes // max(rows, 1), free_memory())
+    rows = max([1, *(n for leaf in leaves[:1] for n in leaf.shape[:1])])
+    num_bytes = sum(leaf.nbytes for leaf in leaves)
+    return default_spec(rows, num_bytes // rows, free_memory())
 
 
 def echo(

@@ -114,7 +114,8 @@ class EchoIterator(Iterator[Any]):
                 turn.consistent = True
                 found = driver.next(size)
             if found is None:
-                raise turn.end()
+                turn.ended = True
+                raise StopIteration
             output, self.tags = self._read(driver, *found)
             return (output, self.tags) if self._with_tags else output
 
@@ -155,7 +156,7 @@ class EchoIterator(Iterator[Any]):
                 state, spec = split_state(state)
                 if self._driver is not None and spec != self._spec:
                     # It was chosen with another amount of free memory.
-                    self._stop()
+                    self._driver.close()
                     self._driver, self._turn = None, Turn()
                 self._spec = spec
             self._open().set_state(state)
@@ -167,15 +168,11 @@ class EchoIterator(Iterator[Any]):
                 ) from error
         self.tags = None
 
-    def _stop(self) -> None:
-        """Stops reading ahead."""
-        if self._driver is not None:
-            self._driver.close()
-
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; the upstream stays open."""
         self._turn.close()
-        self._stop()
+        if self._driver is not None:
+            self._driver.close()
 
     def __enter__(self) -> Self:
         return self

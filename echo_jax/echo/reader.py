@@ -39,7 +39,7 @@ class _Thread(threading.Thread):
         source = self._source
         try:
             while not (source.ended or self._over):
-                if source.upcoming[0] < self._limit:
+                if source.row < self._limit:
                     self.found.put(source.read(1))
                     source.lost = None
                 else:
@@ -180,7 +180,7 @@ class Reader:
         source = self._source
         if self._thread is None and not self._waiting:
             self._begin()
-            if row == source.upcoming[0] and source.lost is None:
+            if row == source.row and source.lost is None:
                 return source.state(), 0
         for first, state in reversed(self._saved):
             if first <= row:
@@ -196,8 +196,8 @@ class Reader:
         self._saved.clear()
         self.row, self._wanted = row, 0
         self._source.restore(state, row)
-        if self._source.upcoming[1] is not None:
-            self._saved.append(self._source.upcoming)
+        if self._source.next_anchor is not None:
+            self._saved.append((row, copy.deepcopy(state)))
 
     def close(self) -> None:
         """Ends the thread, which may finish a read in progress; final."""
@@ -211,7 +211,7 @@ class Reader:
     def _begin(self) -> None:
         """Saves the state before the first row."""
         if not self._begun:
-            self._saved.append(self._source.start())
+            self._saved.append((0, self._source.state_at(0)))
             self._begun = True
 
     def _reading(self) -> _Thread:
@@ -228,10 +228,8 @@ class Reader:
             # It is recorded before it runs: an interruption here leaves no second
             # thread that reads.
             self._thread = thread
-            self._read_on(thread)
             thread.start()
-        else:
-            self._read_on(thread)
+        self._read_on(thread)
         return thread
 
     def _read_on(self, thread: _Thread) -> None:

@@ -44,23 +44,18 @@ class Source:
     ):
         # Without an intake every value is one row, as it is.
         self.iterator: Any = iterator
-        # The next row, and the state before it if needed: both change in one step.
-        self.upcoming: tuple[int, Any] = (0, None)
+        self.row = 0  # the next one
         self._is_exhausted = False
         # Why the position is unknown. The caller resets it when it has kept the values.
         self.lost: BaseException | None = None
         # Calls ``next`` in code that no signal can interrupt.
         self._values = starmap(self.iterator.__next__, repeat(()))
         self._intake = intake
-        self._next_anchor = next_anchor
+        self.next_anchor = next_anchor
         # The first row whose state may be needed later.
         self._unsaved: float = math.inf
         self._failed: Exception | None = None  # by the upstream, in its last read
         self._untold: Exception | None = None
-
-    def start(self) -> tuple[int, Any]:
-        """Returns the first row and the state before it."""
-        return 0, self._state_at(0)
 
     def pull(self, count: int) -> list[Any]:
         """Returns the next ``count`` values, or fewer before an end or an error."""
@@ -113,7 +108,7 @@ class Source:
         They are one element with its first row, its end, and the state of the upstream
         after it, or None if no restore needs this state.
         """
-        intake, (first, _) = self._intake, self.upcoming
+        intake, first = self._intake, self.row
         if intake is None or not intake.in_bulk:
             count = 1
         elif first + count > self._unsaved:
@@ -127,30 +122,28 @@ class Source:
         except BaseException as error:
             self.lost = error
             raise
-        end = first + rows
-        state = self._state_at(end) if end >= self._unsaved else None
-        self.upcoming = (end, state)
+        self.row = end = first + rows
+        state = self.state_at(end) if end >= self._unsaved else None
         return [(value, first, end, state)]
 
     def state(self) -> Any:
         """Returns a copy of the upstream's state."""
         return copy.deepcopy(self.iterator.get_state())
 
-    def _state_at(self, row: int) -> Any:
+    def state_at(self, row: int) -> Any:
         """Returns the upstream's state before a row that a restore may go back to."""
-        assert self._next_anchor is not None
+        assert self.next_anchor is not None
         state = self.state()
-        self._unsaved = self._next_anchor(row + 1)
+        self._unsaved = self.next_anchor(row + 1)
         return state
 
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
         self.lost = INTERRUPTED
         self.iterator.set_state(copy.deepcopy(state))
-        self.upcoming = (row, None)
-        if self._next_anchor is not None:
-            self.upcoming = (row, copy.deepcopy(state))
-            self._unsaved = self._next_anchor(row + 1)
+        self.row = row
+        if self.next_anchor is not None:
+            self._unsaved = self.next_anchor(row + 1)
         self._is_exhausted = False
         self._failed = self._untold = self.lost = None
 

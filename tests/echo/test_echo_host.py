@@ -176,7 +176,7 @@ def test_a_state_that_leaves_out_items_in_use_is_refused():
 
 def test_the_state_of_another_thing_is_refused():
     echo = ej.echo(CountingUpstream([1]), ej.EchoSpec(2))
-    with pytest.raises(ValueError, match=r"\['next_item'\].*what get_state returned"):
+    with pytest.raises(ValueError, match=r"'next_item': 3.*what get_state returned"):
         echo.set_state({"next_item": 3})
     state = echo.get_state()
     with pytest.raises(ValueError, match=r"not the state of an echo plan"):

@@ -28,9 +28,7 @@ class OwnEcho:
         self.factor = Fraction(str(spec.factor))
         self.before = upstream.get_state()
         self.item = None
-        self.index = -1
-        self.repeat = 0
-        self.left = 0
+        self.index, self.repeat, self.left = -1, 0, 0
         self.turn = Turn()
 
     def __iter__(self):
