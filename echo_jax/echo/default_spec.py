@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.spec import AdaptiveSpec
 
-__all__ = ["chosen_part", "default_spec", "free_memory", "free_on", "split_state"]
+__all__ = ["default_spec", "free_memory", "free_on", "split_state"]
 
 _MAX_USES = 4
 _MAX_BATCHES = 64
@@ -31,11 +31,6 @@ def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> Adapt
         batches * batch_size * bytes_per_item / 1e6,
     )
     return spec
-
-
-def chosen_part(spec: AnySpec) -> dict[str, int]:
-    """Returns the chosen fields of a spec, to be kept in a state."""
-    return {"batch_size": spec.batch_size, "buffer": spec.buffer}
 
 
 def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:

@@ -32,15 +32,11 @@ class HostEchoIterator(EchoIterator):
         batch: bool = False,
         stacked: bool = False,
         prefetch: int | None = None,
-        drop_remainder: bool = False,
-        tags: bool = False,
-        length: int | None = None,
+        **common: Any,
     ):
         if spec is None:
             iterator = PeekedIterator(iterator)
-        batch = batch or stacked
-        options = {"drop_remainder": drop_remainder, "tags": tags, "length": length}
-        super().__init__(iterator, spec, batch=batch, **options)
+        super().__init__(iterator, spec, batch=batch or stacked, **common)
         self._stacked, self._prefetch = stacked, prefetch
         self._begun()
 

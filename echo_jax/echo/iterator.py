@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.default_spec import chosen_part, split_state
+from echo_jax.echo.default_spec import split_state
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.spec import AnySpec, num_outputs
 
@@ -26,9 +26,9 @@ class EchoIterator(Iterator[Any]):
         spec: AnySpec | None,
         *,
         batch: bool,
-        drop_remainder: bool,
-        tags: bool,
-        length: int | None,
+        drop_remainder: bool = False,
+        tags: bool = False,
+        length: int | None = None,
     ):
         self._iterator, self._spec, self._chooses = iterator, spec, spec is None
         self._batch, self._drop_remainder = batch, drop_remainder
@@ -133,8 +133,8 @@ class EchoIterator(Iterator[Any]):
         except StopIteration:  # An empty upstream has the state of its end alone.
             upstream: Any = self._iterator
             return {"plan": {}, "skip": 0, "upstream": upstream.get_state()}
-        if self._chooses and self._spec is not None:
-            state["spec"] = chosen_part(self._spec)
+        if self._chooses and (spec := self._spec) is not None:
+            state["spec"] = {"batch_size": spec.batch_size, "buffer": spec.buffer}
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:

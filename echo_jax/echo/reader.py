@@ -49,8 +49,8 @@ class _Thread(threading.Thread):
         self.found.put([])
 
     def read_to(self, row: int) -> None:
-        if row != self._limit:
-            self._limit = row
+        self._limit = row
+        if self._source.row < row:
             self._wake()
 
     def _wake(self) -> None:
@@ -61,7 +61,7 @@ class _Thread(threading.Thread):
         """Ends after the current read."""
         self._over = True
         self._wake()
-        if self.ident is not None and self is not threading.current_thread():
+        with contextlib.suppress(RuntimeError):  # It is this thread, or not started.
             self.join(wait_s)
 
     def close(self) -> None:
@@ -85,8 +85,8 @@ class Reader:
     ):
         # ``next_anchor`` is a pure function from a row to the first one from there on
         # that a restore may have to begin with; None if no row ever does.
-        self.resumable = is_resumable(iterator)
-        keeps = next_anchor if self.resumable else None
+        self._resumable = is_resumable(iterator)
+        keeps = next_anchor if self._resumable else None
         self._source, self._begun = Source(iterator, intake, keeps), keeps is None
         self._depth, self._timeout_s = depth, timeout_s
         # Ends a wait for other processes.
@@ -166,7 +166,7 @@ class Reader:
 
     def check_resumable(self) -> None:
         """Raises TypeError if the upstream cannot go back to a state."""
-        if not self.resumable:
+        if not self._resumable:
             raise TypeError(
                 f"the upstream of this echo, a {type(self._source.iterator).__name__}, "
                 "has no get_state and set_state, so the echo's state cannot be saved; "
@@ -205,7 +205,8 @@ class Reader:
         # Another thread that waits for the upstream gets an error.
         self.leave()
         if self._thread is not None:
-            self._at_exit()
+            self._thread.close()
+            self._at_exit.detach()
         self._thread, self._waiting = None, deque()
 
     def _begin(self) -> None:
@@ -219,7 +220,9 @@ class Reader:
         if self._closed:
             raise ValueError(_CLOSED)
         thread, source = self._thread, self._source
-        if thread is None or not (thread.is_alive() or thread.failure or source.ended):
+        if thread is None or not (
+            thread.is_alive() or thread.failure is not None or source.ended
+        ):
             self._end_thread()
             self._begin()
             thread = _Thread(source)
@@ -243,8 +246,8 @@ class Reader:
 
     def _end_thread(self) -> None:
         if self._thread is not None:
-            self._at_exit.detach()
             self._thread.end(None)
+            self._at_exit.detach()
             self._thread = None
 
 

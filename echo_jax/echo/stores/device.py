@@ -12,12 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.default_spec import free_on
-from echo_jax.echo.stores.slot_layout import (
-    SlotLayout,
-    as_host_batch,
-    check_integers,
-    layout_of,
-)
+from echo_jax.echo.stores.slot_layout import SlotLayout, check_integers, layout_of
 
 __all__ = [
     "Augment",
@@ -104,7 +99,7 @@ class EchoBuffer:
           ValueError: A leaf is not an array that a device can hold, or the leaves
             disagree on the rows or have none.
         """
-        structure, rows, items = layout_of(as_host_batch(batch))
+        _, structure, rows, items = layout_of(batch)
         sharding = sharding or split_over(mesh)
         tiled = _platform(sharding) == "tpu"
         buffer = cls(structure, items, num_slots, num_lanes, rows, sharding, tiled)
@@ -200,8 +195,8 @@ class EchoBuffer:
 
     def checked(self, batch: Any, expected: int = 0) -> Any:
         """Returns a batch of ``rows`` or other rows as arrays, or raises as `put`."""
-        batch, expected = as_host_batch(batch), expected or self.rows
-        structure, rows, items = layout_of(batch)
+        batch, structure, rows, items = layout_of(batch)
+        expected = expected or self.rows
         if structure != self.structure or items != self.items:
             raise ValueError(
                 f"a batch has examples of {jax.tree.unflatten(structure, items)}, the "

@@ -9,7 +9,6 @@ accelerators" in docs/benchmarks.md.
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from echo_jax.echo.stores.leaves import check_leaf, of_torch
 
-__all__ = ["SlotLayout", "as_host_batch", "check_integers", "layout_of"]
+__all__ = ["SlotLayout", "check_integers", "layout_of"]
 
 _TILE_WIDTH = 128
 # In elements. The compiler chooses the layout of smaller leaves, such as labels.
@@ -102,26 +101,20 @@ class SlotLayout:
         return (slots[:, None] * self.parts + parts[None]).reshape(-1)
 
 
-def as_host_batch(batch: Any) -> Any:
-    """Returns a batch whose torch tensors are arrays in the same memory."""
-    if "torch" not in sys.modules:
-        return batch
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: of_torch(jax.tree_util.keystr(path), leaf), batch
-    )
-
-
-def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns a batch's ``PyTreeDef``, rows, and shapes and dtypes of a row."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
-    items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
-    rows = {leaf.shape[0] for _, leaf in leaves}
+def layout_of(batch: Any) -> tuple[Any, Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Returns a batch of arrays, its ``PyTreeDef``, rows, and shapes of a row."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(batch)
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
+    # A torch tensor becomes an array in the same memory.
+    leaves = [of_torch(path, leaf) for path, leaf in named]
+    items = tuple(_item_of(path, x) for (path, _), x in zip(named, leaves, strict=True))
+    rows = {leaf.shape[0] for leaf in leaves}
     if len(rows) != 1 or rows == {0}:
         raise ValueError(
             "a device echo needs batches whose leaves have one number of rows, at "
             f"least 1; this one has {sorted(rows)}"
         )
-    return structure, rows.pop(), items
+    return structure.unflatten(leaves), structure, rows.pop(), items
 
 
 def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
