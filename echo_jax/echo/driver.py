@@ -194,9 +194,8 @@ class Driver:
             wanted = may
         turn.consistent = False
         if wanted > reader.rows:
-            plan.end(reader.rows)
-            must, may = plan.need(count)
-            wanted = must or may
+            wanted = reader.rows
+            plan.end(wanted)
         decision = plan.decide(count, wanted)
         if decision is not None:
             self._follow(decision)

@@ -46,7 +46,8 @@ class HostEchoIterator(EchoIterator):
             self._spec = _chosen(self._iterator)
         spec, batch, stacked = self._spec, self._batch, self._stacked
         ahead = prefetched(spec, self._prefetch)
-        plan = make_plan(spec, options=("batch", "unbatch")[: batch + stacked])
+        shape = ("batch",) * batch + ("unbatch",) * stacked
+        plan = make_plan(spec, options=shape)
         is_once = (
             isinstance(spec, EchoSpec)
             and spec.order == "consecutive"
@@ -54,10 +55,10 @@ class HostEchoIterator(EchoIterator):
         )
         is_identity = is_once and not batch and not ahead
         next_anchor: Any = None if is_identity else plan.next_anchor
-        if stacked:
-            next_anchor = int  # Any item may be the anchor.
-        elif is_once and batch:
-            next_anchor = partial(_next_multiple, spec.batch_size)
+        if stacked or (is_once and batch):
+            # Any stacked item may be the anchor. Items that are used once go back to
+            # the start of an output.
+            next_anchor = partial(_next_multiple, 1 if stacked else spec.batch_size)
         if batch:
             self._store: Any = RingStore(plan.num_slots, stacked=stacked)
         else:
@@ -118,7 +119,7 @@ def _chosen(batches: PeekedIterator) -> AdaptiveSpec:
         leaves = [as_array(path, leaf) for path, leaf in flatten(batches.peek())]
     except StopIteration:
         leaves = []
-    rows = max([1, *(n for leaf in leaves[:1] for n in leaf.shape[:1])])
+    rows = max((1, *leaves[0].shape[:1])) if leaves else 1
     num_bytes = sum(leaf.nbytes for leaf in leaves)
     return default_spec(rows, num_bytes // rows, free_memory())
 
