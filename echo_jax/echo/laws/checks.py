@@ -137,7 +137,8 @@ def _without_log(trial: Trial, where: str, part: dict[str, Any]) -> dict[str, An
             log = DecisionLog.from_json(part.pop("log"))
         except ValueError as error:
             trial.fail(where, "a decision log", error)
-        if (trial.spec.replay or ())[: len(log)] != log:
+        replay = trial.spec.replay
+        if replay is None or replay[: len(log)] != log:
             trial.fail(where, "the decisions so far as log", log)
     return part
 
