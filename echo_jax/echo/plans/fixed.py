@@ -273,10 +273,12 @@ class _FixedLane:
             if not uses:
                 break
         index, repeat, last = map(np.concatenate, zip(*parts, strict=True))
-        rows = np.maximum(np.maximum.accumulate(index) + 1, self._counts.fresh)
-        free = self._free()
-        most = np.full(last.size + 1, self.written + free.size)
-        most[1:] += last.cumsum(dtype=np.int32)  # In a tenth of the time of int64.
+        rows, free = index + 1, self._free()
+        rows[:1] = np.maximum(rows[:1], self._counts.fresh)
+        np.maximum.accumulate(rows, out=rows)
+        most = np.empty(last.size + 1, np.int64)
+        most[0], most[1:] = self.written + free.size, last
+        most.cumsum(out=most)
         given = self._give(free, index.compress(last))
         slots = self._slot_of.take(index & self._wrap)
         self._follow(Decision(Uses(slots, index, repeat, last), rows, most, given))
