@@ -224,30 +224,25 @@ def no_spec(turns: int = 15) -> list[Result]:
 def _no_spec(trainer: _Trainer, cores: str, updates: int, turns: int) -> list[Result]:
     step_s = trainer.held_step_s()
     note = f"simulated storage (sleeps); a step takes {1e3 * step_s:.0f} ms"
-    found: dict[str, tuple[str, list[float]]] = {}
+    found: dict[str, list[float]] = {}
     for ratio in (0.5, 1.0):
         for name, values in _beside_a_loop(trainer, ratio, updates, turns):
-            title = f"echo on the {name}, R={ratio:g}: time of an update / a loop's"
-            found[f"{name}-{ratio:g}"] = (title, values)
+            found[f"{name}-{ratio:g}"] = values
     for ratio, bursty in ((4.0, ""), (2.0, "bursty")):
         repeats = turns // 2
         for name, values in _busy(trainer, ratio, bool(bursty), 4 * updates, repeats):
-            title = f"echo on the {name}, R={ratio:g} {bursty}: step busy"
-            found[f"{name}-{bursty or '4'}"] = (title, values)
+            found[f"{name}-{bursty or '4'}"] = values
     length = "-long" * ("long" in cores)
-    return [
-        Result(
-            f"no-spec{length}-{key}",
-            f"no spec, {title}",
-            statistics.median(values),
-            ">= 0.98" if "busy" in title else "<= 1.01",
-            "of the time" if "busy" in title else "x",
-            "one held batch" if "busy" in title else "a loop that prefetches 2 batches",
-            values,
-            note,
-        )
-        for key, (title, values) in found.items()
-    ]
+    peer = "a loop that prefetches 2 batches"
+    fed = "time of an update / a loop's", "<= 1.01", "x", peer
+    starved = "step busy", ">= 0.98", "of the time", "one held batch"
+    results = []
+    for key, values in found.items():
+        what, *words = fed if key.endswith(("-0.5", "-1")) else starved
+        title, middle = f"no spec, echo, {key}: {what}", statistics.median(values)
+        result = Result(f"no-spec{length}-{key}", title, middle, *words, values, note)
+        results.append(result)
+    return results
 
 
 _CALLS = {"host": ej.echo_batches, "device": ej.device.echo_batches}

@@ -132,8 +132,8 @@ class EchoBuffer:
         each = self.num_bytes // self.num_shards
         return (
             f"echo buffer: {self.num_slots * self.num_lanes:,} items of "
-            f"{self.bytes_per_item:,} bytes, {self.num_bytes / 1e6:,.1f} MB "
-            f"in {self.num_lanes} lanes, {each / 1e6:,.1f} MB on each of "
+            f"{self.bytes_per_item:,} bytes, {_in_units(self.num_bytes)} in "
+            f"{self.num_lanes} lanes, {_in_units(each)} on each of "
             f"{self.sharding.num_devices} devices"
         )
 
@@ -160,8 +160,8 @@ class EchoBuffer:
             if free is not None and each > free:
                 most = int(free * 0.8) * self.num_shards
                 raise ValueError(
-                    f"an {self} does not fit: {device} has {free / 1e6:,.1f} MB "
-                    f"free. Use buffer_bytes={most} or less, or a buffer of at most "
+                    f"an {self} does not fit: {device} has {_in_units(free)} free. "
+                    f"Use buffer_bytes={most} or less, or a buffer of at most "
                     f"{most // self.bytes_per_item} items"
                 )
         return _allocator(self)()
@@ -345,3 +345,11 @@ def split_over(mesh: Mesh | None) -> NamedSharding:
     """Returns the sharding that splits rows over all axes of a mesh."""
     mesh = mesh or default_mesh()
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def _in_units(num_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.1f} GB"
