@@ -102,7 +102,7 @@ class WindowShuffle(Order):
         random = mix(self._key, (item << self._repeat_bits) + repeat)
         random >>= np.uint64(64 - self._delay_bits)
         delays = np.where(is_due, random, 0xFFFF).astype(np.uint16)
-        delays.sort(axis=0)
+        _sort_columns(delays)
         uses = delays.astype(np.int64) * (self.delay << self._use_bits)
         uses += (item - first) << (self._delay_bits + self._use_bits)
         uses += (item - (first - self.delay)) << (self._repeat_bits + 1)
@@ -120,3 +120,15 @@ class WindowShuffle(Order):
             if newest - index >= self.buffer:
                 expected = f"items {newest - self.buffer + 1} to {newest}"
                 yield f"at use {position}", expected, f"item {index}"
+
+
+def _sort_columns(array: np.ndarray) -> None:
+    """Sorts each column in place, by comparing whole rows if they are few and long."""
+    rows, columns = array.shape
+    if 50 * rows**2 > columns:
+        return array.sort(axis=0)
+    for end in range(rows - 1, 0, -1):
+        for low, high in zip(array[:end], array[1 : end + 1], strict=True):
+            larger = np.maximum(low, high)
+            np.minimum(low, high, out=low)
+            high[:] = larger
