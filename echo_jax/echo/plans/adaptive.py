@@ -214,10 +214,10 @@ class _LeastRecentlyUsed:
 
     def due(self) -> np.ndarray:
         """Returns the slots of items that give way next and lack uses, oldest first."""
+        if self._min_uses == 1:
+            return _NONE
         first = max(0, self.items - self._num_slots)
         stop = min(self.items - self._num_slots + self._rows, self.unused)
-        if self._min_uses == 1 or stop <= first:
-            return _NONE
         slots = self._slots(first, stop)
         return slots.compress(self._uses[slots] < self._min_uses)
 
@@ -265,8 +265,7 @@ class _LeastRecentlyUsed:
         random >>= _HALF
         places = self._head + edges + random.view(np.int64)
         slots = self._queue.take(places & self._wrap)
-        near = int(places.searchsorted(self._head + n))
-        self._close(places[:near] - self._head, places[near:], 1)
+        self._close(places, 1)
         return slots
 
     def _enter(self, slots: np.ndarray) -> None:
@@ -284,26 +283,25 @@ class _LeastRecentlyUsed:
         older = places < self._head + (self._tail - self._head + 1) // 2
         for gaps, step in ((places[older], 1), (places[~older], -1)):
             if gaps.size:
-                depths = gaps - self._head if step == 1 else self._tail - 1 - gaps
-                near = depths < gaps.size
-                self._close(depths[near], gaps[~near], step)
+                self._close(gaps, step)
 
-    def _close(self, near: np.ndarray, far: np.ndarray, step: int) -> None:
+    def _close(self, gaps: np.ndarray, step: int) -> None:
         """Fills gaps with the first items from the front (step 1) or the end (-1)."""
-        # As many items move as there are gaps, but those that are gaps themselves:
-        # ``near`` counts them from there, ``far`` are the places of the others.
-        num_gaps = near.size + far.size
         if step == 1:
             first = self._head
-            self._head += num_gaps
+            self._head += gaps.size
         else:
             first = self._tail - 1
-            self._tail -= num_gaps
-        if far.size:
-            moving = np.ones(num_gaps, bool)
-            moving[near] = False
+            self._tail -= gaps.size
+        depths = step * (gaps - first)
+        far = depths >= gaps.size
+        if far.any():
+            # As many items move as there are gaps, but those that are gaps themselves.
+            moving = np.ones(gaps.size, bool)
+            moving[depths[~far]] = False
             origin = first + step * moving.nonzero()[0]
             slots = self._queue.take(origin & self._wrap)
+            far = gaps[far]
             self._queue[far & self._wrap] = slots
             self._place[slots] = far
 
