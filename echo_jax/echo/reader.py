@@ -65,7 +65,7 @@ class _Thread(threading.Thread):
             self.join(wait_s)
 
     def close(self) -> None:
-        """Gives an error to whoever waits for this thread, and ends it."""
+        """Gives an error to a caller that waits for this thread, and ends it."""
         self.failure = ValueError(_CLOSED)
         self.found.put([])
         self.end(_CLOSE_S)

@@ -1,4 +1,4 @@
-"""What an order is: rounds of uses that follow from a few integers.
+"""Orders: rounds of uses that follow from a few integers.
 
 It also has a sort of integers, several times faster than NumPy's stable argsort.
 """
@@ -14,7 +14,7 @@ from echo_jax.echo.schedule import Schedule
 __all__ = ["Broken", "Order", "Pairs", "Piece", "grouped_argsort", "lags"]
 
 _NO_KEY = np.uint64(0)
-# Where a promise is broken, what is expected there, and what is found.
+# The place of a broken promise, the expected value, and the one found.
 Broken = tuple[str, object, object]
 # (fresh index, repeat) of the uses of a whole stream, in output order.
 Pairs = Sequence[tuple[int, int]]

@@ -9,6 +9,7 @@ A round is one sort of integers. An integer holds the time of a use above its it
 repeat and its last flag, so nothing has to be gathered after the sort.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -127,8 +128,8 @@ def _sort_columns(array: np.ndarray) -> None:
     rows, columns = array.shape
     if 50 * rows**2 > columns:
         return array.sort(axis=0)
-    for end in range(rows - 1, 0, -1):
-        for low, high in zip(array[:end], array[1 : end + 1], strict=True):
+    for end in range(rows, 1, -1):
+        for low, high in itertools.pairwise(array[:end]):
             larger = np.maximum(low, high)
             np.minimum(low, high, out=low)
             high[:] = larger

@@ -1,4 +1,4 @@
-"""What a device holds of host batches: checks of leaves, and their layout in slots.
+"""The leaves that a device can hold, and their layout in slots.
 
 Items are flat, so that a slot is contiguous whatever its shape. A TPU stores arrays in
 tiles of 8 x 128. A program that reads or writes a few slots first copies all slots to
