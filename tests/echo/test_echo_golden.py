@@ -72,15 +72,20 @@ def spec_of(order):
     return ej.EchoSpec("5/2", BUFFERS[order], order, batch_size=4, seed=1)
 
 
+def uses_of(spec, *places):
+    uses = itertools.islice(ej.echo(itertools.count(), spec, tags=True), *places)
+    return [f"{tags.fresh_index}.{tags.repeat}" for _, tags in uses]
+
+
 @pytest.mark.parametrize("order", SEQUENCES)
 def test_sequences_are_what_they_were(order):
-    uses = [
-        f"{tags.fresh_index}.{tags.repeat}"
-        for _, tags in itertools.islice(
-            ej.echo(itertools.count(), spec_of(order), tags=True), 408
-        )
-    ]
+    uses = uses_of(spec_of(order), 408)
     assert uses[:32] + uses[400:] == SEQUENCES[order].split()
+
+
+def test_long_rounds_are_what_they_were():
+    spec = ej.EchoSpec("5/2", 1024, "window_shuffle", seed=1)
+    assert uses_of(spec, 3000, 3004) == ["783.1", "1237.0", "1439.0", "1071.1"]
 
 
 @pytest.mark.parametrize("order", STATES)
