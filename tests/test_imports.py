@@ -38,7 +38,8 @@ ALLOWED = {
     "searches": "config files searches studies terminal training workloads",
     "studies": "echo.instrument.rates files studies terminal.printable",
     "terminal": "terminal",
-    "training": "config echo files models.batch_norm terminal training workloads.base",
+    "training": "config data.pipeline.shard echo files "
+    "models.batch_norm terminal training workloads.base",
     "workloads": "config.fields data echo models workloads",
 }
 

@@ -9,7 +9,6 @@ __getattr__ = door(
         "driver": ["Turn"],
         "finite": ["is_finite", "what_is_bad"],
         "keys": ["mix"],
-        "shard": ["DataShard", "SINGLE"],
         "tree": ["Structure", "flatten", "tree_map"],
     },
 )

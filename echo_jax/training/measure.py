@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from echo_jax.config import Config
+from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT, BoundedSteps, time_calls
-from echo_jax.echo.shard import DataShard
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.growing import GrowingFeed

@@ -12,7 +12,7 @@ import grain
 import jax
 from jax.typing import ArrayLike
 
-from echo_jax.echo.shard import SINGLE, DataShard
+from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 
 __all__ = ["Augment", "Batch", "Evaluator", "Sums", "Task", "Variables", "Workload"]

@@ -15,6 +15,7 @@ import pytest
 
 import echo_jax as ej
 from echo_jax.data.pipeline import (
+    DataShard,
     FreshTime,
     PipelineSpec,
     SimulatedStorage,
@@ -26,7 +27,6 @@ from echo_jax.data.pipeline import (
     stream_eval_batches,
     train_dataset,
 )
-from echo_jax.echo import DataShard
 
 NUM_RECORDS, BATCH_SIZE = 50, 4
 PLACEMENTS = ("read", "decode", "augment", "batch")

@@ -41,7 +41,7 @@ import dataclasses, itertools, json, os, sys, time
 import grain
 import echo_jax as ej
 from tiny_workload import make_workload, tiny_config
-from echo_jax.echo import SINGLE
+from echo_jax.data.pipeline import SINGLE
 from echo_jax.training import train
 from echo_jax.training.processes import connected
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import echo_jax as ej
 from echo_jax.config import default_config
-from echo_jax.echo import SINGLE
+from echo_jax.data.pipeline import SINGLE
 from echo_jax.files import read_line, run_folder
 from echo_jax.training import held_feed, train
 from echo_jax.training.feeds import measure_loader

@@ -8,6 +8,7 @@ __getattr__ = door(
         "dataset": ["fresh_batches", "train_dataset"],
         "evaluation": ["eval_batches", "sample_indices", "stream_eval_batches"],
         "grain_engine": ["FreshTime"],
+        "shard": ["DataShard", "SINGLE"],
         "spec": ["PipelineSpec"],
         "stages": ["Stages"],
         "storage": ["SimulatedStorage", "StorageSpec"],

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.data.pipeline.stages import Item, RecordSource, stacked
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
 

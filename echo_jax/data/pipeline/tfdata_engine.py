@@ -25,6 +25,7 @@ import numpy as np
 
 from echo_jax.data.pipeline.fresh import TakeNote, below_echo, fresh_items
 from echo_jax.data.pipeline.grain_engine import FreshTime, TimedFresh
+from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
 from echo_jax.echo.adapters import tfdata
@@ -33,7 +34,6 @@ from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.finite import BadItems
 from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
-from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["TfdataBatches", "tfdata_fresh"]

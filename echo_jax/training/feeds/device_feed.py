@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.config import Config
+from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, plan_of_size
 from echo_jax.echo.finite import BadItem
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
-from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import put

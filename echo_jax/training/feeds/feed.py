@@ -18,9 +18,9 @@ import numpy as np
 from grain import IterDataset
 from jax.sharding import Mesh, NamedSharding
 
+from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog, log_of
 from echo_jax.echo.finite import BadItem, BadItems
-from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.processes.distributed import put
 from echo_jax.training.processes.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
+from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.instrument.measure import time_calls
-from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import all_gather

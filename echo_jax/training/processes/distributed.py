@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from echo_jax.config import Config
-from echo_jax.echo.shard import DataShard
+from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.training.processes import peers
 from echo_jax.training.processes.interrupt import Interrupted
 
