@@ -17,18 +17,9 @@ from echo_jax.echo.spec import AnySpec
 __all__ = ["EchoDataset", "EchoDatasetIterator", "echo", "echo_batches"]
 
 
-class _LoaderDataset(grain.IterDataset):
-    """A `grain.DataLoader` as a dataset, whose iterators have a dict as state."""
-
-    def __init__(self, loader: grain.DataLoader):
-        super().__init__()
-        self._loader = loader
-
-    def __iter__(self) -> "_LoaderIterator":
-        return _LoaderIterator(iter(self._loader))
-
-
 class _LoaderIterator(grain.DatasetIterator):
+    """The iterator of a `grain.DataLoader`, with a dict as state."""
+
     def __init__(self, iterator: grain.DataLoaderIterator):
         super().__init__()
         self._iterator: Any = iterator
@@ -54,13 +45,30 @@ class _LoaderIterator(grain.DatasetIterator):
 class EchoDataset(grain.IterDataset):
     """The dataset that `echo` returns."""
 
-    def __init__(self, parent: grain.IterDataset, spec: AnySpec | None, **options: Any):
-        super().__init__(parent)
+    def __init__(self, dataset: Any, spec: AnySpec | None, **options: Any):
+        if not isinstance(dataset, grain.IterDataset | grain.DataLoader):
+            way = "Use ej.echo for the loaders of other libraries."
+            if isinstance(dataset, grain.MapDataset):
+                way = "Call its to_iter_dataset() first."
+            elif hasattr(dataset, "__next__"):
+                way = "Give what it was made from; call iter() on the result."
+            raise TypeError(
+                "dataset must be a grain.IterDataset or a grain.DataLoader, got a "
+                f"{type(dataset).__name__}. {way}"
+            )
+        if spec is not None:
+            # Raises at once for an impossible spec.
+            make_plan(spec)
+            prefetched(spec, options["prefetch"])
+        self._loader = dataset if isinstance(dataset, grain.DataLoader) else None
+        super().__init__(dataset if isinstance(dataset, grain.IterDataset) else ())
         self._spec, self._options = spec, options
 
     def __iter__(self) -> "EchoDatasetIterator":
-        """Starts an iterator of its own over the parent."""
-        return EchoDatasetIterator(self._parent.__iter__(), self._spec, **self._options)
+        """Starts an iterator of its own over the dataset."""
+        loader = self._loader
+        parent = _LoaderIterator(iter(loader)) if loader else self._parent.__iter__()
+        return EchoDatasetIterator(parent, self._spec, **self._options)
 
 
 class EchoDatasetIterator(HostEchoIterator, grain.DatasetIterator):
@@ -117,7 +125,7 @@ def echo(
       [0, 0, 1, 1, 2, 2, 3, 3]
     """
     options = {"batch": batch, "drop_remainder": drop_remainder, "tags": tags}
-    return _echoed(dataset, spec, **options, prefetch=prefetch)
+    return EchoDataset(dataset, spec, **options, prefetch=prefetch)
 
 
 def echo_batches(
@@ -140,24 +148,4 @@ def echo_batches(
       [[0, 0, 1, 1], [2, 2, 3, 3]]
     """
     options = {"stacked": True, "drop_remainder": drop_remainder, "tags": tags}
-    return _echoed(dataset, spec, **options, prefetch=prefetch)
-
-
-def _echoed(dataset: Any, spec: AnySpec | None, **options: Any) -> EchoDataset:
-    if isinstance(dataset, grain.DataLoader):
-        dataset = _LoaderDataset(dataset)
-    if not isinstance(dataset, grain.IterDataset):
-        way = "Use ej.echo for the loaders of other libraries."
-        if isinstance(dataset, grain.MapDataset):
-            way = "Call its to_iter_dataset() first; an echo by index would read again."
-        elif hasattr(dataset, "__next__"):
-            way = "Give what it was made from, and call iter() on what this returns."
-        raise TypeError(
-            "dataset must be a grain.IterDataset or a grain.DataLoader, got a "
-            f"{type(dataset).__name__}. {way}"
-        )
-    if spec is not None:
-        # Raises at once for an impossible spec.
-        make_plan(spec)
-        prefetched(spec, options["prefetch"])
-    return EchoDataset(dataset, spec, **options)
+    return EchoDataset(dataset, spec, **options, prefetch=prefetch)
