@@ -9,6 +9,7 @@ Anything else is a leaf.
 Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 """
 
+import contextlib
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,13 +122,21 @@ def _opened(tree: Any) -> _Container | None:
         # Not by its constructor, which may have a mind of its own.
         fields = [f".{name}" for name in kind._fields]
         return _Container(kind, list(tree), kind._make, lambda: fields)
-    container = _opened_by_jax(tree)
-    if isinstance(tree, Mapping) and not _is_kept(tree, container):
-        # A Mapping that jax knows may come back from it with its keys sorted. Those
-        # that their class cannot make of a dict are leaves.
-        container = _mapping(tree, lambda pairs: kind(dict(pairs)))
-        return container if _is_kept(tree, container) else None
-    return container
+    if not isinstance(tree, Mapping):
+        return _opened_by_jax(tree)
+    # A Mapping that jax knows may come back from it with its keys sorted. Those that
+    # their class cannot make of a dict are leaves.
+    for opened in (_opened_by_jax, _opened_as_dict):
+        with contextlib.suppress(Exception):  # Any error of a foreign class.
+            container = opened(tree)
+            if container and _is_kept(tree, container):
+                return container
+    return None
+
+
+def _opened_as_dict(tree: Mapping[Any, Any]) -> _Container:
+    kind: Any = type(tree)
+    return _mapping(tree, lambda pairs: kind(dict(pairs)))
 
 
 def _mapping(
@@ -145,21 +154,16 @@ def _by_key(
     return _Container(static, children, build, lambda: [f"[{key!r}]" for key in keys])
 
 
-def _is_kept(tree: Mapping[Any, Any], container: _Container | None) -> bool:
+def _is_kept(tree: Mapping[Any, Any], container: _Container) -> bool:
     """Returns whether a Mapping made of its own children is unchanged."""
-    if container is None:
-        return False
-    try:
-        again = container.build(container.children)
-        return (
-            type(again) is type(tree)
-            and list(again) == list(tree)
-            and all(type(again[key]) is type(tree[key]) for key in tree)
-            and getattr(again, "__dict__", {}).keys()
-            == getattr(tree, "__dict__", {}).keys()
-        )
-    except Exception:  # Any error of a foreign constructor.
-        return False
+    again = container.build(container.children)
+    return (
+        type(again) is type(tree)
+        and list(again) == list(tree)
+        and all(type(again[key]) is type(tree[key]) for key in tree)
+        and getattr(again, "__dict__", {}).keys()
+        == getattr(tree, "__dict__", {}).keys()
+    )
 
 
 def _opened_by_jax(tree: Any) -> _Container | None:
@@ -171,12 +175,7 @@ def _opened_by_jax(tree: Any) -> _Container | None:
     def below(node: Any) -> bool:
         return node is not tree
 
-    try:
-        children, structure = util.tree_flatten(tree, is_leaf=below)
-    except Exception:  # Keys of a Mapping that cannot be sorted, for one.
-        if not isinstance(tree, Mapping):
-            raise
-        return None
+    children, structure = util.tree_flatten(tree, is_leaf=below)
     if len(children) == 1 and children[0] is tree:
         return None
 
