@@ -7,6 +7,7 @@ fresh elements. So TensorFlow can checkpoint it like its own operations.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ __all__ = ["GraphEcho", "tf"]
 
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
-_MOST_LIVE = 8
 _NONE = np.zeros(0, np.int64)
 
 
@@ -49,15 +49,15 @@ class GraphEcho:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        element_spec, nothing = dataset.element_spec, tf.constant(0)
         if rounds_of(self.spec).by_item:
             uses = self._back_to_back(dataset)
+        elif _stacks(element_spec):
+            return self._in_chunks(dataset)
         else:
-            packing, nothing = _Packing(dataset.element_spec), tf.constant(0)
-            if not packing.is_needed:
-                return self._in_chunks(dataset, self.batch)
             # A scan, because tf.data may make a map parallel, and so read ahead.
-            packed = dataset.scan(nothing, lambda _, x: (nothing, packing.pack(x)))
-            uses = self._in_chunks(packed, False, packing.unpack)
+            packed = dataset.scan(nothing, lambda _, x: (nothing, _pack(x)))
+            uses = self._in_chunks(packed, partial(_unpack, element_spec))
         size = self.spec.batch_size
         return uses.batch(size, self.drop_remainder) if self.batch else uses
 
@@ -89,8 +89,10 @@ class GraphEcho:
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
         return counted.flat_map(repeat).skip(start["position"])
 
-    def _in_chunks(self, dataset: Any, batch: bool, unpack: Any = None) -> Any:
-        """Returns the uses, or batches, that each chunk of fresh elements allows."""
+    def _in_chunks(self, dataset: Any, unpack: Any = None) -> Any:
+        """Returns the uses that each chunk of fresh elements allows."""
+        # Elements that stack come out in batches if these are wanted.
+        batch = self.batch and not unpack
         # Chunks double up to a buffer of uses: with smaller ones the elements that are
         # kept would be copied too often.
         most = math.ceil(self.spec.buffer / self.spec.schedule.max_factor)
@@ -153,39 +155,34 @@ class GraphEcho:
         )
 
 
-class _Packing:
-    """Takes elements apart into tensors that stack, and puts them together."""
-
-    # If the shape of a tensor is not fully known, as of an image before it is cropped,
-    # the tensors become strings of bytes, so that elements of different shapes stack.
-    # So do tensors without elements: TensorFlow 2.21 fails to unbatch their stack.
-
-    def __init__(self, element_spec: Any):
-        self._element_spec = element_spec
-        self._specs = tf.nest.flatten(element_spec, expand_composites=True)
-        if any(spec.dtype in (tf.variant, tf.resource) for spec in self._specs):
-            raise TypeError(
-                f"elements of {element_spec} hold datasets or other variants, which "
-                "only order='consecutive' can repeat; echo before the stage that "
-                "makes them, such as window()"
-            )
-        # Most elements stack as they are.
-        self.is_needed = tf.nest.flatten(element_spec) != self._specs or not all(
-            spec.shape.num_elements() for spec in self._specs
+def _stacks(element_spec: Any) -> bool:
+    """Returns whether elements stack as they are; TypeError for variants."""
+    # Otherwise their tensors are packed into strings: if the shape of one is not fully
+    # known, as of an image before it is cropped, or if one has no elements, because
+    # TensorFlow 2.21 fails to unbatch a stack of those.
+    specs = tf.nest.flatten(element_spec, expand_composites=True)
+    if any(spec.dtype in (tf.variant, tf.resource) for spec in specs):
+        raise TypeError(
+            f"elements of {element_spec} hold datasets or other variants, which "
+            "only order='consecutive' can repeat; echo before the stage that "
+            "makes them, such as window()"
         )
+    is_plain = tf.nest.flatten(element_spec) == specs
+    return is_plain and all(spec.shape.num_elements() for spec in specs)
 
-    def pack(self, element: Any) -> tuple[tf.Tensor, ...]:
-        tensors = tf.nest.flatten(element, expand_composites=True)
-        return tuple(tf.io.serialize_tensor(t) for t in tensors if t is not None)
 
-    def unpack(self, packed: tuple[tf.Tensor, ...]) -> Any:
-        tensors = [
-            tf.ensure_shape(tf.io.parse_tensor(tensor, spec.dtype), spec.shape)
-            for tensor, spec in zip(packed, self._specs, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(
-            self._element_spec, tensors, expand_composites=True
-        )
+def _pack(element: Any) -> tuple[tf.Tensor, ...]:
+    tensors = tf.nest.flatten(element, expand_composites=True)
+    return tuple(tf.io.serialize_tensor(t) for t in tensors if t is not None)
+
+
+def _unpack(element_spec: Any, packed: tuple[tf.Tensor, ...]) -> Any:
+    specs = tf.nest.flatten(element_spec, expand_composites=True)
+    tensors = [
+        tf.ensure_shape(tf.io.parse_tensor(tensor, spec.dtype), spec.shape)
+        for tensor, spec in zip(packed, specs, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(element_spec, tensors, expand_composites=True)
 
 
 class _Walk:
@@ -204,7 +201,7 @@ class _Walk:
         integers = plan.get_state()
         self._keys = [*integers]
         self.first = np.array([*integers.values(), start["anchor"]])
-        # Plans at some integers, so that the next call need not go there again.
+        # The plan at the integers of the last call, so that the next need not go there.
         self._live: dict[bytes, FixedPlan] = {}
 
     def __call__(
@@ -243,8 +240,6 @@ class _Walk:
         places, keep = np.searchsorted(items, index), ~np.isin(items, self._used_up)
         keep[places[last > 0]] = False
         integers = np.array([*plan.get_state().values(), came])
-        if len(self._live) >= _MOST_LIVE:
-            self._live.clear()
-        self._live[integers.tobytes()] = plan
+        self._live = {integers.tobytes(): plan}
         kept = np.flatnonzero(keep)
         return integers, items[kept], kept, places, index, repeat.astype(np.int32)

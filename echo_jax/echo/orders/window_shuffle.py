@@ -92,11 +92,9 @@ class WindowShuffle(Order):
         # From the high bits to the low ones, a use is the time that it leaves after the
         # arrival of item ``first``, its item counted from one round before that item,
         # its repeat, and its last flag.
-        if count <= 0:
-            return np.zeros(0, np.int64), carry
         num_uses, after = self.schedule.uses(start, count, carry)
         item = np.arange(start, start + count)
-        repeat = np.arange(num_uses.max())[:, None]
+        repeat = np.arange(num_uses.max(initial=0))[:, None]
         is_due = repeat < num_uses
         # An item's delays in ascending order: the first of its uses to leave is repeat
         # 0, whichever was drawn first. Missing uses come last.
