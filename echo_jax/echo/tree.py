@@ -9,7 +9,6 @@ Anything else is a leaf.
 Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 """
 
-import contextlib
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,10 +126,12 @@ def _opened(tree: Any) -> _Container | None:
     # A Mapping that jax knows may come back from it with its keys sorted. Those that
     # their class cannot make of a dict are leaves.
     for opened in (_opened_by_jax, _opened_as_dict):
-        with contextlib.suppress(Exception):  # Any error of a foreign class.
+        try:
             container = opened(tree)
             if container and _is_kept(tree, container):
                 return container
+        except Exception:  # Any error of a foreign class.
+            continue
     return None
 
 
