@@ -43,9 +43,7 @@ class GraphEcho:
     state: Mapping[str, int] | None  # None for that of a new plan
 
     def __post_init__(self):
-        plan = FixedPlan(self.spec)
-        self._start = self.state or plan.get_state()
-        plan.set_state(self._start)
+        self._walk = _Walk(self.spec, self.state)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -83,7 +81,7 @@ class GraphEcho:
             repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
             return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
 
-        start, most = self._start, np.iinfo(np.int64).max - _COUNTS_AT_ONCE
+        start, most = self._walk.start, np.iinfo(np.int64).max - _COUNTS_AT_ONCE
         firsts = tf.data.Dataset.range(start["anchor"], most, _COUNTS_AT_ONCE)
         numbers: Any = firsts.scan(np.int64(start["carry"]), number)
         counted: Any = tf.data.Dataset.zip((dataset, numbers.unbatch()))
@@ -101,7 +99,9 @@ class GraphEcho:
             sizes.append(min(sum(sizes), most))
         sizes = np.array(sizes, np.int64)
         starts = np.cumsum(sizes) - sizes
-        walk = _Walk(self.spec, self._start, self.spec.batch_size if batch else 1)
+        # Uses leave in multiples of it, until the dataset ends.
+        unit = self.spec.batch_size if batch else 1
+        walk = partial(self._walk, unit)
 
         def chunk_of(place, _):
             grown = tf.searchsorted(starts, [place], "right", tf.int64)[0] - 1
@@ -150,7 +150,7 @@ class GraphEcho:
             )
             # A chunk without elements tells that the dataset has ended.
             .concatenate(tf.data.Dataset.from_tensors((_NONE, nothing)))
-            .scan((walk.first, _NONE, nothing, _NONE), advance)
+            .scan((self._walk.first, _NONE, nothing, _NONE), advance)
             .flat_map(emit)
         )
 
@@ -191,32 +191,31 @@ class _Walk:
     # The integers are a state of the plan, and the number of the next element. The
     # fresh indices of the kept elements ascend, as the elements do.
 
-    def __init__(self, spec: EchoSpec, start: Mapping[str, int], unit: int):
-        # Uses leave in multiples of ``unit``, until the dataset ends.
-        self._spec, self._unit, self._fresh = spec, unit, start["fresh"]
+    def __init__(self, spec: EchoSpec, state: Mapping[str, int] | None):
         plan = FixedPlan(spec)
-        restored = plan.set_state(start)
+        self._spec, self.start = spec, state or plan.get_state()
+        restored = plan.set_state(self.start)
         (gone,) = np.nonzero(restored.slots[0] == plan.num_slots)
         self._used_up = restored.first + gone
         integers = plan.get_state()
         self._keys = [*integers]
-        self.first = np.array([*integers.values(), start["anchor"]])
+        self.first = np.array([*integers.values(), self.start["anchor"]])
         # The plan at the integers of the last call, so that the next need not go there.
         self._live: dict[bytes, FixedPlan] = {}
 
     def __call__(
-        self, integers: np.ndarray, held: np.ndarray, count: np.ndarray
+        self, unit: int, integers: np.ndarray, held: np.ndarray, count: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Returns integers, held indices, and places to keep; then a chunk's uses."""
         # The uses are places among the held and the fresh elements, indices, repeats.
         *values, came = integers.tolist()
         items = np.concatenate([held, np.arange(came, came + count)])
         came += int(count)
-        if not count and came < self._fresh:
+        if not count and came < self.start["fresh"]:
             raise ValueError(
                 f"the dataset ended before item {came}, and the state has used items "
-                f"up to {self._fresh - 1}; give the dataset that the state was saved "
-                f"with, from item {self.first[-1]} on"
+                f"up to {self.start['fresh'] - 1}; give the dataset that the state "
+                f"was saved with, from item {self.start['anchor']} on"
             )
         plan = self._live.pop(integers.tobytes(), None)
         if plan is None:
@@ -225,11 +224,11 @@ class _Walk:
         if not count:
             plan.end(came - plan.row)
         parts = [np.zeros((3, 0), np.int64)]
-        while decision := plan.decide(self._unit, 0):
+        while decision := plan.decide(unit, 0):
             uses, rows, *_ = decision
             ready = int(rows.searchsorted(came, "right"))
             if count:
-                ready -= ready % self._unit
+                ready -= ready % unit
             if ready:
                 plan.settle(ready, int(rows[ready - 1]))
                 columns: Any = uses.fresh_index, uses.repeat, uses.last
