@@ -205,7 +205,7 @@ class Workload:
         pipelines may have a ``fresh_time``, an
         `echo_jax.data.pipeline.grain_engine.FreshTime` with which their echo measures
         the time of a fresh batch. They may have ``bad_items``, an
-        `echo_jax.echo.finite.BadItems`, which records replaced fresh items.
+        `echo_jax.data.pipeline.bad_items.BadItems`, which records replaced fresh items.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
       evaluator: Makes the `Evaluator` of one pass over the evaluation split; None if

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import grain
 
+from echo_jax.data.pipeline.bad_items import BadItem, BadItems
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.data.pipeline.spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.pipeline.stages import (
@@ -23,7 +24,7 @@ from echo_jax.data.pipeline.stages import (
     Stages,
 )
 from echo_jax.data.pipeline.storage import SimulatedStorage
-from echo_jax.echo.finite import BadItem, BadItemError, BadItems, is_finite, what_is_bad
+from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
 
 __all__ = ["Gather", "TakeNote", "below_echo", "fresh_items"]
 

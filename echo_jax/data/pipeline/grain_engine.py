@@ -17,11 +17,11 @@ import grain
 from absl import flags
 from grain.experimental import batch_and_pad
 
+from echo_jax.data.pipeline.bad_items import BadItems
 from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
-from echo_jax.echo.finite import BadItems
 
 __all__ = ["FreshTime", "TimedFresh", "WithFreshTime", "grain_fresh"]
 

@@ -23,6 +23,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from echo_jax.data.pipeline.bad_items import BadItems
 from echo_jax.data.pipeline.fresh import TakeNote, below_echo, fresh_items
 from echo_jax.data.pipeline.grain_engine import FreshTime, TimedFresh
 from echo_jax.data.pipeline.shard import DataShard
@@ -31,7 +32,6 @@ from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
 from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.adapters.tfdata_graph import tf
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.finite import BadItems
 from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec

@@ -13,7 +13,6 @@ from echo_jax.config import Config
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, plan_of_size
-from echo_jax.echo.finite import BadItem
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
@@ -122,7 +121,7 @@ class DeviceEchoFeed:
         )
         self.batching = DeviceBatching(buffer, augment)
         self._own_arrays: Any = None
-        self.skipped: list[BadItem] = []
+        self.skipped: list[object] = []
 
     @property
     def arrays(self) -> Any:

@@ -20,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog, log_of
-from echo_jax.echo.finite import BadItem, BadItems
 from echo_jax.training.processes.distributed import put
 from echo_jax.training.processes.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
@@ -88,9 +87,9 @@ class Feed(Protocol):
     # Seconds per fresh batch up to the echo, at least and at most, so far.
     @property
     def t_up_bounds(self) -> tuple[float, float]: ...
-    # The bad items that the last `take` replaced for the first time.
+    # The bad items that the last `take` replaced for the first time, each with a `str`.
     @property
-    def skipped(self) -> Sequence[BadItem]: ...
+    def skipped(self) -> Sequence[object]: ...
     # Waits for the input of the next updates; returns None if the data ended.
     def take(self, num_updates: int) -> Input | None: ...
     # Returns an input like `take`, always of the same data; takes nothing.
@@ -111,8 +110,8 @@ class JoinedBatches(Iterator[Batch]):
     def __init__(self, datasets: Sequence[IterDataset]):
         self._iterators = [iter(dataset) for dataset in datasets]
         self._fresh_times = [getattr(each, "fresh_time", None) for each in datasets]
-        none = BadItems()
-        self._bad_items = [getattr(each, "bad_items", none) for each in datasets]
+        bad_items = (getattr(dataset, "bad_items", None) for dataset in datasets)
+        self._bad_items = [each for each in bad_items if each is not None]
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
@@ -132,7 +131,7 @@ class JoinedBatches(Iterator[Batch]):
         """Whether `take_bad` may return bad items."""
         return any(self._bad_items)
 
-    def take_bad(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
+    def take_bad(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[object]:
         """Returns and forgets the bad items that these uses replace first."""
         found = [each.take(fresh_index, repeat) for each in self._bad_items]
         return [*itertools.chain(*found)]
@@ -226,7 +225,7 @@ class HostFeed:
         self.batching = HostBatching(mesh)
         self._batches = batches
         self._sample = sample
-        self.skipped: list[BadItem] = []
+        self.skipped: list[object] = []
 
     def take(self, num_updates: int) -> HostInput | None:
         batches = list(itertools.islice(self._batches, num_updates))

@@ -7,7 +7,6 @@ import jax
 
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.finite import BadItem
 from echo_jax.training.feeds.feed import Batching, Feed
 
 __all__ = ["GrowingFeed"]
@@ -23,7 +22,7 @@ class GrowingFeed:
         # consecutive rows of a batch, and as many examples in a part.
         self._feed, self._growth, self._groups = feed, growth, groups
         self.num_lanes = feed.num_lanes
-        self.skipped: Sequence[BadItem] = ()
+        self.skipped: Sequence[object] = ()
         self._updates = 0
         # The batch in use, and the other feed's state before it was taken.
         self._batch: Any = None
