@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.laws.checks import CHECKS, OF_DECISIONS
+from echo_jax.echo.laws.checks import CHECKS
 from echo_jax.echo.laws.devices import assert_device_laws
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
 from echo_jax.echo.laws.modes import plan_run
@@ -49,8 +49,8 @@ def assert_echo_laws(
     7. Agreement: the tags are those of the plan, `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``.
-    9. Per-use randomness: `seed_for_use` differs between all uses, and repeats count
-       from 0.
+    9. Per-use randomness: repeats of an item count from 0, so `seed_for_use` differs
+       between all uses.
     10. All or nothing: after a failed read, an item of another shape, or an
         interruption, the echo continues correctly, or refuses every use until a state
         is set. A state that it gives then is that after the last good output.
@@ -66,7 +66,7 @@ def assert_echo_laws(
         at the end. An adaptive echo has ``log``.
       spec: The echo to test. For law 2 ``make_echo`` gets it without repeats. An
         `AdaptiveSpec` without ``replay`` is tested with random decisions to replay,
-        and in laws 4, 7 and 8 also with those of its own run.
+        and with those of its own run.
       num_items: Length of the upstream. The time of law 4 grows with its square.
       laws: Numbers of the laws to check. A backend without a state omits law 4. A
         backend that reads elsewhere, such as in another process, omits laws 10 and 11,
@@ -112,20 +112,19 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
         read_ahead,
         max_rereads,
     )
-    decided = []
+    runs = []
     if isinstance(spec, AdaptiveSpec) and spec.replay is None:
-        if OF_DECISIONS.intersection(laws):
-            # What the echo decides by itself, with the log of its whole run.
-            own = trial.run(states=4 in laws, pause_s=0.001)
-            decided = [(replace(trial, spec=replace(spec, replay=own.log)), own)]
+        # What the echo decides by itself, with the log of its whole run.
+        own = trial.run(states=4 in laws, pause_s=0.001)
+        runs = [(replace(trial, spec=replace(spec, replay=own.log)), own)]
         coins = random.Random(spec.seed)
         _, log = plan_run(spec, num_items, lambda: coins.random() < 0.5)
         trial = replace(trial, spec=replace(spec, replay=log))
-    runs = [(trial, trial.run()), *decided]
+    runs = [(trial, trial.run()), *runs]
     for law in laws:
         check = CHECKS[law - 1]
         name = f"{law} ({check.__name__.strip('_').replace('_', ' ')})"
-        for trial, record in runs if law in OF_DECISIONS else runs[:1]:
+        for trial, record in runs:
             check(replace(trial, law=name), record)
 
 

@@ -6,14 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.fetch_schedule import FetchSchedule
-from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
 from echo_jax.echo.laws.harness import Record, Trial, Use, close, uses_of
 from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run
@@ -22,7 +20,7 @@ from echo_jax.echo.orders.base import Broken
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = ["CHECKS", "OF_DECISIONS"]
+__all__ = ["CHECKS"]
 
 
 def _exactness(trial: Trial, record: Record) -> None:
@@ -32,12 +30,9 @@ def _exactness(trial: Trial, record: Record) -> None:
     due = [use._replace(bits=contents.get(use.fresh_index)) for use in uses]
     trial.compare(f"beside the {num_items} items", due, uses)
     if isinstance(spec, StochasticSpec):
-        # The coins decide which uses are fresh.
-        coins, taken = [], itertools.count()
-        for is_fetched, size in batches_of(spec, num_items):
-            coins += [next(taken) if is_fetched else None for _ in range(size)]
-        fresh = [None if use.repeat else use.fresh_index for use in uses]
-        trial.compare("of fresh items and, as None, repeats", coins, fresh)
+        batches = batches_of(spec, num_items)
+        coins = [is_fetched for is_fetched, size in batches for _ in range(size)]
+        trial.compare("where True is fresh", coins, [not use.repeat for use in uses])
     used = Counter(use.fresh_index for use in uses)
     for index, (least, most) in enumerate(bounds_of(spec, num_items)):
         if not least <= used[index] <= most:
@@ -114,12 +109,15 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
     for position, state in enumerate(states):
         where = f"in the state after {position} outputs"
         text = json.dumps(state, default=repr)
-        hook = partial(_without_log, trial, where)
-        leaves = flatten(json.loads(text, object_hook=hook))
+        leaves = flatten(json.loads(text, object_hook=_decoded))
         for path, leaf in leaves:
-            if type(leaf) is not int:
+            if isinstance(leaf, DecisionLog):
+                # Only an adaptive echo's state has one. It grows by bits.
+                if leaf != getattr(trial.spec, "replay", ())[: len(leaf)]:
+                    trial.fail(where, "the decisions so far as log", leaf)
+            elif type(leaf) is not int:
                 trial.fail(where, f"a plain integer at {path}", repr(leaf))
-            if leaf.bit_length() > 64:
+            elif leaf.bit_length() > 64:
                 trial.fail(where, f"at most 8 bytes at {path}", leaf)
         if json.loads(text) != state:
             trial.fail(where, "JSON without tuples or integer keys", state)
@@ -129,18 +127,12 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
             trial.fail(where, f"the structure {first}", paths)
 
 
-def _without_log(trial: Trial, where: str, part: dict[str, Any]) -> dict[str, Any]:
-    """Returns a part of a state without an adaptive echo's log, which grows by bits."""
-    if isinstance(trial.spec, AdaptiveSpec) and "log" in part:
-        try:
-            # It limits the length of the text that it reads.
-            log = DecisionLog.from_json(part.pop("log"))
-        except ValueError as error:
-            trial.fail(where, "a decision log", error)
-        replay = trial.spec.replay
-        if replay is None or replay[: len(log)] != log:
-            trial.fail(where, "the decisions so far as log", log)
-    return part
+def _decoded(part: dict[str, Any]) -> dict[str, Any] | DecisionLog:
+    """Returns the `DecisionLog` that a part of a state records, or else the part."""
+    try:
+        return DecisionLog.from_json(part)
+    except ValueError:
+        return part
 
 
 def _no_aliasing(trial: Trial, record: Record) -> None:
@@ -245,18 +237,12 @@ def _independence(trial: Trial, record: Record) -> None:
 
 
 def _per_use_randomness(trial: Trial, record: Record) -> None:
-    """Law 9: every use has its own random key."""
-    uses, seen, due = record.uses, Counter[int](), []
-    index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
-    keys = seed_for_use(trial.spec.seed, index, repeat).tolist()
-    if len(set(keys)) < len(keys):
-        double = Counter(keys).most_common(1)[0][0]
-        where = f"at uses {keys.index(double)} and later"
-        trial.fail(where, "a seed_for_use of its own", f"{double} again")
-    for use in uses:
+    """Law 9: every use has its own tags, and so its own `seed_for_use`."""
+    seen, due = Counter[int](), []
+    for use in record.uses:
         due.append(use._replace(repeat=seen[use.fresh_index]))
         seen[use.fresh_index] += 1
-    trial.compare("where repeats count from 0", due, uses)
+    trial.compare("where repeats count from 0", due, record.uses)
 
 
 # Law 1 first.
@@ -273,5 +259,3 @@ CHECKS: tuple[Callable[[Trial, Record], None], ...] = (
     all_or_nothing,
     one_consumer,
 )
-# These are checked twice for an adaptive echo: also with its own decisions.
-OF_DECISIONS = {4, 7, 8}

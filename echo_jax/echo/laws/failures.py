@@ -204,8 +204,7 @@ def one_consumer(trial: Trial, record: Record) -> None:
         return
     _check_two_threads(trial, record)
     for taken in (0, 1):
-        _check_close(trial, taken, "close")
-        _check_close(trial, taken, "__exit__", None, None, None)
+        _check_close(trial, taken)
     before = set(threading.enumerate())
     echo, _ = trial.start()
     next(echo)
@@ -237,8 +236,8 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
     trial.compare("after another thread was refused", record.outputs, outputs)
 
 
-def _check_close(trial: Trial, taken: int, name: str, *args: None) -> None:
-    """Closes an echo after some outputs, twice, and requests more."""
+def _check_close(trial: Trial, taken: int) -> None:
+    """Closes an echo after some outputs, in two ways, and requests more."""
     before = set(threading.enumerate())
     echo, _ = trial.start()
     names = ("close", "__enter__", "__exit__")
@@ -248,13 +247,14 @@ def _check_close(trial: Trial, taken: int, name: str, *args: None) -> None:
         trial.fail("at the start of a with", "the echo itself", "another")
     for _ in range(taken):
         next(echo)
-    for _ in range(2):
-        getattr(echo, name)(*args)
-    for _ in range(2):
-        found = _attempt(echo)
-        if not isinstance(found, ValueError):
-            trial.fail(f"after {name}", "a ValueError", repr(found))
-    _check_threads(trial, before, "of an echo that was closed")
+    ends = {"close": echo.close, "the with": partial(echo.__exit__, None, None, None)}
+    for name in reversed(ends) if taken else ends:
+        ends[name]()
+        for _ in range(2):
+            found = _attempt(echo)
+            if not isinstance(found, ValueError):
+                trial.fail(f"after {name}", "a ValueError", repr(found))
+        _check_threads(trial, before, "of an echo that was closed")
 
 
 def _check_threads(trial: Trial, before: set[threading.Thread], where: str) -> None:
