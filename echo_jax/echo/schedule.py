@@ -143,10 +143,8 @@ class Schedule:
             return np.full(count, self.constant.numerator)
         items = np.arange(start, start + count)
         if self.by_item is None:
-            units = [
-                x.numerator * self.denominator // x.denominator for x in self.factors
-            ]
-            return np.array(units)[np.searchsorted(self.starts, items, "right") - 1]
+            units = np.array([int(x * self.denominator) for x in self.factors])
+            return units[np.searchsorted(self.starts, items, "right") - 1]
         values = list(map(self.by_item.function, items.tolist()))
         most = self.by_item.max_factor
         for item, value in zip(items, values, strict=True):

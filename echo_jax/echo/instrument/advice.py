@@ -33,8 +33,7 @@ _GOOD_LAG = 100
 # Updates to the same loss relative to fresh data, for factors up to each key: the 95 %
 # intervals of tuned arms in order window_shuffle, over all batch sizes
 # (docs/results.md).
-_LOW_FACTORS = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40)}
-_UPDATES_BESIDE_FRESH = _LOW_FACTORS | {math.inf: (1.06, 1.44)}
+_UPDATES = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40), math.inf: (1.06, 1.44)}
 
 
 @dataclass(frozen=True)
@@ -125,23 +124,18 @@ class ProbeReport:
         interval = f"{self.ratio_low:.2f} to {self.ratio_high:.2f}: 95 % interval"
         rounds = f"{len(of.round_means_s)} rounds"
         table.append(f"R             {self.ratio:9.2f} ({interval} over {rounds})")
-        stages = [
-            f"  {stage.name:<12}{_short(stage.wall_s):>9}"
-            f"   of it computing {_short(stage.cpu_s):>9}"
-            for stage in self.stages
-        ]
-        if stages:
-            stages.insert(0, "Stages, per batch in one thread")
+        stages = ["Stages, per batch in one thread"] * bool(self.stages)
+        for stage in self.stages:
+            times = f"{_short(stage.wall_s):>9}   of it computing"
+            stages.append(f"  {stage.name:<12}{times} {_short(stage.cpu_s):>9}")
         unit = "per fresh example" if size else "per fresh batch"
         head = f"{'per update':>12}{unit:>20}{'measured per update':>22}"
         factors = [f"{'Echo factor':<12}{head}"]
         for factor, update_s in self.predicted_s.items():
-            seen_s = self.measured_s.get(factor)
             fresh = _short(factor * update_s / max(size, 1))
-            times = f"{_short(update_s):>12}{fresh:>20}"
-            factors.append(
-                f"{factor:<12g}{times}" + (f"{_short(seen_s):>22}" if seen_s else "")
-            )
+            seen = _short(self.measured_s[factor]) if factor in self.measured_s else ""
+            row = f"{factor:<12g}{_short(update_s):>12}{fresh:>20}{seen:>22}"
+            factors.append(row.rstrip())
         advice = ["Advice", *(_LINES.fill(f"- {each}") for each in self.advice)]
         blocks = table, stages, factors, advice, [f"  {self.how}"] * bool(self.how)
         return "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -183,8 +177,7 @@ def advised(report: ProbeReport, options: OptionNames) -> ProbeReport:
             f"Do not echo: echoed twice, an update takes {_short(report.predicted(2))} "
             f"instead of {_short(report.predicted(1))}. {_saves_time(report, 2)}"
         )
-    is_certain = (report.ratio_low > FED_RATIO) == (report.ratio_high > FED_RATIO)
-    if not is_certain and not report.contention:
+    if report.ratio_low <= FED_RATIO < report.ratio_high and not report.contention:
         sentences.append(
             f"R may lie anywhere from {report.ratio_low:.2f} to "
             f"{report.ratio_high:.2f}, on either side of 1: measure for longer with "
@@ -261,8 +254,8 @@ def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:
                 "If the loader takes the step's cores, fresh data is always ready, so "
                 f"give an adaptive echo {limits}."
             )
-    most = min(most for most in _UPDATES_BESIDE_FRESH if factor <= most)
-    low, high = _UPDATES_BESIDE_FRESH[most]
+    most = min(most for most in _UPDATES if factor <= most)
+    low, high = _UPDATES[most]
     faster = update_s / report.measured_s[1]
     sentences.append(
         "If repeats are worth what they were to a tuned small language model, training "

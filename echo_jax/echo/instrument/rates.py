@@ -295,9 +295,8 @@ def ratio_interval(
     """Returns the 95 % interval of R from the seconds per batch of each round."""
     # Student's interval over the rounds: times within a round may correlate, such as in
     # bursts; rounds hardly do. It also spans what is open about slow steps.
-    up_means_s = map(statistics.fmean, ups)
-    pairs = zip(up_means_s, steps.round_means_s, strict=True)
-    ratios = [up_s / down_s for up_s, down_s in pairs]
+    pairs = zip(ups, steps.round_means_s, strict=True)
+    ratios = [statistics.fmean(up) / down_s for up, down_s in pairs]
     ratio = statistics.fmean(itertools.chain(*ups)) / steps.mean_s
     reach = _STUDENT_T[len(ratios) - 1] * statistics.stdev(ratios) / len(ratios) ** 0.5
     low, high = max(ratio - reach, 0.0), ratio + reach

@@ -148,7 +148,7 @@ def _check_attempts(
     """Takes outputs from an echo that fails, and compares them with those due."""
     echo, _ = trial.start(partial(_Watched, before=before))
     due = due or record.outputs
-    outputs, state, faults = [], _state_of(echo), 0
+    outputs, state = [], _state_of(echo)
     while True:
         fault = _NO_FAULT
         if lines and lines.random() >= 0.75:
@@ -157,11 +157,8 @@ def _check_attempts(
         for _ in range(_NUM_ATTEMPTS):
             if not isinstance(output, BaseException):
                 break
-            faults += 1
-            # A state, if there is one, must follow the last good output. More than
-            # four states would not find more, and each takes a run.
-            after = _state_of(echo) if faults <= 4 else None
-            if after is not None:
+            # A state, if there is one, must follow the last good output.
+            if (after := _state_of(echo)) is not None:
                 where = f"of a state that was saved at output {len(outputs)} {what}"
                 rest = record.outputs[len(outputs) :]
                 trial.compare(where, rest, trial.run(after).outputs)
