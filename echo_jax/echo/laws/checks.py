@@ -113,7 +113,8 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
         for path, leaf in leaves:
             if isinstance(leaf, DecisionLog):
                 # Only an adaptive echo's state has one. It grows by bits.
-                if leaf != getattr(trial.spec, "replay", ())[: len(leaf)]:
+                replay = getattr(trial.spec, "replay", None)
+                if replay is None or replay[: len(leaf)] != leaf:
                     trial.fail(where, "the decisions so far as log", leaf)
             elif type(leaf) is not int:
                 trial.fail(where, f"a plain integer at {path}", repr(leaf))

@@ -148,32 +148,31 @@ def _check_attempts(
     """Takes outputs from an echo that fails, and compares them with those due."""
     echo, _ = trial.start(partial(_Watched, before=before))
     due = due or record.outputs
-    outputs, state = [], _state_of(echo)
+    outputs, state, failures = [], _state_of(echo), 0
     while True:
         fault = _NO_FAULT
-        if lines and lines.random() >= 0.75:
+        if lines and not failures and lines.random() >= 0.75:
             fault = interruption(lines.randrange(1, _NUM_LINES))
         output = _attempt(echo, fault)
-        for _ in range(_NUM_ATTEMPTS):
-            if not isinstance(output, BaseException):
-                break
+        if isinstance(output, BaseException):
+            failures += 1
             # A state, if there is one, must follow the last good output.
             if (after := _state_of(echo)) is not None:
                 where = f"of a state that was saved at output {len(outputs)} {what}"
                 rest = record.outputs[len(outputs) :]
                 trial.compare(where, rest, trial.run(after).outputs)
-            output = _attempt(echo)
-        if isinstance(output, BaseException):
-            if refusal_ends or state is None:
-                break
-            echo.set_state(state)
+            if failures == _NUM_ATTEMPTS:
+                if refusal_ends or state is None:
+                    break
+                echo.set_state(state)
+                failures = 0
         elif output is None:
             trial.compare(what, due, outputs)
             break
         else:
             outputs.append(output)
             trial.compare(what, due[: len(outputs)], outputs)
-            state = _state_of(echo)
+            state, failures = _state_of(echo), 0
     close(echo)
 
 
