@@ -14,7 +14,6 @@ from echo_jax.echo.spec import AnySpec, EchoSpec
 __all__ = ["assert_device_laws"]
 
 MakeDeviceEcho = Callable[[CountingUpstream, Any, Any], Iterator[Any]]
-_WAYS = ("host_to_device", "device_to_device", "device_to_host")
 
 
 def assert_device_laws(
@@ -98,19 +97,17 @@ def _seen_by_all(batch: Any, keys: Any) -> Any:
 @contextlib.contextmanager
 def _guarded(spec: AnySpec) -> Iterator[None]:
     """Disallows implicit transfers in all threads of the process."""
-    names = [f"jax_transfer_guard_{way}" for way in _WAYS]
-    before = {name: getattr(jax.config, name) for name in names}
-    try:
-        for name in names:
+    with contextlib.ExitStack() as stack:
+        for way in ("host_to_device", "device_to_device", "device_to_host"):
+            name = f"jax_transfer_guard_{way}"
+            stack.callback(jax.config.update, name, getattr(jax.config, name))
             jax.config.update(name, "disallow")
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "Disallowed" not in str(error):
-            raise
-        raise AssertionError(
-            f"law 13 (explicit transfers) is broken: {error}; use jax.device_put, or "
-            f"a jax.transfer_guard of your own; {spec}"
-        ) from error
-    finally:
-        for name, level in before.items():
-            jax.config.update(name, level)
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "Disallowed" not in str(error):
+                raise
+            raise AssertionError(
+                f"law 13 (explicit transfers) is broken: {error}; use jax.device_put, "
+                f"or a jax.transfer_guard of your own; {spec}"
+            ) from error
