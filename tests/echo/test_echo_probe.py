@@ -267,9 +267,8 @@ def test_a_starved_trainer_is_told_how_to_echo():
     assert max(map(len, table.splitlines())) <= 88
     found = json.loads(report.to_json())
     assert (found["ratio"], found["batch_size"]) == (exactly(8.0), 32)
-    assert found["predicted_s"] == {
-        f"{e}": exactly(max(8 / e, 1.0)) for e in range(1, 9)
-    }
+    predicted_s = {f"{e}": exactly(max(8 / e, 1.0)) for e in range(1, 9)}
+    assert found["predicted_s"] == predicted_s
     assert found["measured_s"]["4"] == exactly(2.0)
     # A slow loader gets the fewest rounds.
     assert len(run_prefetching(100.0, seconds=20.0).steps.round_means_s) == 3
@@ -409,9 +408,8 @@ def test_slow_steps_that_recur_are_counted_and_the_advice_follows():
     # Three of 2 ms and one of 30 ms; the median says 2 ms, and R = 5.
     assert report.t_down_s == pytest.approx(0.009, rel=0.03)
     assert report.ratio_low < 10 / 9 < report.ratio_high
-    assert "took 30.0 ms, the others 2.00 ms (again and again: counted)" in words(
-        report
-    )
+    said = "took 30.0 ms, the others 2.00 ms (again and again: counted)"
+    assert said in words(report)
     assert report.advised_factor == 1.1
     # At 8 ms a batch the loader is the faster side, which by the median it is not.
     assert probed(every(4), load_s=0.008).advised_factor == 1.0

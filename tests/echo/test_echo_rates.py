@@ -54,12 +54,8 @@ def test_slow_steps_count_if_most_rounds_have_some():
     usual, slow = [2.0] * 9, [2.0] * 8 + [12.0]
     for rounds in range(1, 6):
         times = step_times([slow] * rounds + [usual] * (5 - rounds))
-        assert (times.timed, times.slow, times.slow_s, times.others_s) == (
-            45,
-            rounds,
-            12,
-            2,
-        )
+        found = times.timed, times.slow, times.slow_s, times.others_s
+        assert found == (45, rounds, 12, 2)
         counted_s = 2 + rounds * 10 / 45
         assert times.recur == (rounds > 2)
         assert times.mean_s == exactly(counted_s if times.recur else 2.0)
