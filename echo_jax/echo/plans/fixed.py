@@ -13,7 +13,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,8 @@ class FixedPlan(Plan):
         self.num_slots, self.row = self._plans[0].num_slots, 0
 
     def counts(self, uses: int) -> Counts:
-        counts = [astuple(plan.counts(uses)) for plan in self._plans]
-        return Counts(*map(sum, zip(*counts, strict=True)))
+        counts = zip(*[plan.counts(uses) for plan in self._plans], strict=True)
+        return Counts(*map(sum, counts))
 
     def decide(self, uses: int, rows: int) -> Decision | None:
         found = [plan.decide(max(uses, self._ahead)) for plan in self._plans]
@@ -133,10 +132,10 @@ class FixedPlan(Plan):
         return {"lanes": states, "written": self.row} if self._in_lanes else states[0]
 
     def check_state(self, state: Any) -> None:
-        if not self._in_lanes:
-            return self._plans[0].check_state(state)
-        check_keys(state, {*self.get_state()}, "a fixed echo in lanes")
-        lanes = state["lanes"]
+        lanes = [state]
+        if self._in_lanes:
+            check_keys(state, {*self.get_state()}, "a fixed echo in lanes")
+            lanes = state["lanes"]
         if not isinstance(lanes, list) or len(lanes) != len(self._plans):
             raise ValueError(
                 f"the state has {len(lanes) if isinstance(lanes, list) else lanes!r} "
@@ -145,9 +144,6 @@ class FixedPlan(Plan):
             )
         for plan, saved in zip(self._plans, lanes, strict=True):
             plan.check_state(saved)
-            if not 0 <= state["written"] - saved["fresh"] <= self.num_slots:
-                raise damaged(state)
-        return None
 
     def _go_to(self, state: Mapping[str, Any]) -> Restored:
         saved = state.get("lanes", [state])
@@ -195,44 +191,20 @@ class _FixedLane:
         # items.
         stride = self._rounds.window // 8
         self._stride = stride if stride >= _LEAST_STRIDE else 0
-        self._restart(defaultdict(int, end=-1))
-
-    def _restart(self, state: Mapping[str, int]) -> None:
-        # Slots hold the ``written`` first items, until their last use.
-        self.written, self.end = state["fresh"], state["end"]
-        self._counts = Counts(state["fresh"], state["uses"], state["repeats"])
-        self._slot_of = np.full(self._wrap + 1, self.num_slots, np.int32)
-        self._pieces = self._rounds.pieces(
-            state["round"], state["anchor"], state["carry"]
-        )
-        # The current piece and those made after it, and how many uses of the current
-        # one are handed out.
-        self._ahead = [self._within_end(next(self._pieces))]
-        self._at = state["position"]
-        if self._at > self._ahead[0].index.size:
-            raise ValueError(f"there are no {self._at} uses")
-        self._decide_none(np.arange(self.num_slots, dtype=np.int32))
-
-    def _decide_none(self, free: np.ndarray) -> None:
-        nothing, most = np.zeros(0, np.int64), np.array([self.written + free.size])
-        self._follow(Decision(Uses.none()[0], nothing, most, free))
-
-    def _follow(self, decision: Decision) -> None:
-        # Its ``most`` has one more entry, for the uses after it.
-        self._decided, self._handed_out, self._before = decision, 0, self.written
+        self.go_to(defaultdict(int, end=-1), 0)
 
     def _free(self) -> np.ndarray:
         """Returns the free slots, in the order in which rows get them."""
         freed = int(self._decided.most[self._handed_out])
         return self._decided.slots[self.written - self._before : freed - self._before]
 
-    def counts(self, uses: int) -> Counts:
+    def counts(self, uses: int) -> tuple[int, int, int]:
+        """Returns fresh items, uses and repeats."""
         more = self._decided.uses.repeat[self._handed_out : uses]
         if not more.size:
-            return self._counts
-        repeats = self._counts.repeats + int(np.count_nonzero(more))
-        fresh = int(self._decided.rows[uses - 1])
-        return Counts(fresh, self._counts.uses + more.size, repeats)
+            return self._fresh, self._uses, self._repeats
+        repeats = self._repeats + int(np.count_nonzero(more))
+        return int(self._decided.rows[uses - 1]), self._uses + more.size, repeats
 
     def anchor(self) -> int:
         return self._place()[0]
@@ -243,10 +215,10 @@ class _FixedLane:
             return self.anchor()
         items = np.arange(self.anchor(), self.written)
         # A slot holds the last item that it was given to.
-        held = np.full(self.num_slots + 1, self._counts.fresh)
+        held = np.full(self.num_slots + 1, self._fresh)
         held[self._slot_of[items & self._wrap]] = items
         # Neither free slots nor the mark of items without a slot hold one.
-        held[self._free()] = held[-1] = self._counts.fresh
+        held[self._free()] = held[-1] = self._fresh
         return int(held.min())
 
     def next_anchor(self, index: int) -> int:
@@ -260,7 +232,7 @@ class _FixedLane:
         self.end = total
         self._pieces = itertools.chain(self._ahead[1:], self._pieces)
         self._ahead = [self._within_end(self._ahead[0])]
-        self._decide_none(self._free())
+        self.decide(0)
 
     def decide(self, uses: int) -> Decision:
         """Decides up to ``uses`` next uses, as if all their items came."""
@@ -274,14 +246,16 @@ class _FixedLane:
                 break
         index, repeat, last = map(np.concatenate, zip(*parts, strict=True))
         rows, free = index + 1, self._free()
-        rows[:1] = np.maximum(rows[:1], self._counts.fresh)
+        rows[:1] = np.maximum(rows[:1], self._fresh)
         np.maximum.accumulate(rows, out=rows)
         most = np.empty(last.size + 1, np.int64)
         most[0], most[1:] = self.written + free.size, last
         most.cumsum(out=most)
         given = self._give(free, index.compress(last))
         slots = self._slot_of.take(index & self._wrap)
-        self._follow(Decision(Uses(slots, index, repeat, last), rows, most, given))
+        # Its ``most`` has one more entry, for the uses after it.
+        self._decided = Decision(Uses(slots, index, repeat, last), rows, most, given)
+        self._handed_out, self._before = 0, self.written
         return self._decided
 
     def _upcoming(self) -> Iterator[Piece]:
@@ -315,10 +289,10 @@ class _FixedLane:
             ending, newest = ending[known:], newest[known:]
 
     def settle(self, uses: int, written: int) -> None:
-        counts, before = self.counts(uses), self._counts.uses
-        self._handed_out += counts.uses - before
-        self._at += counts.uses - before
-        self._counts, self.written = counts, written
+        before, self.written = self._uses, written
+        self._fresh, self._uses, self._repeats = self.counts(uses)
+        self._handed_out += self._uses - before
+        self._at += self._uses - before
         while self._at >= self._ahead[0].index.size and len(self._ahead) > 1:
             self._at -= self._ahead.pop(0).index.size
 
@@ -340,12 +314,12 @@ class _FixedLane:
             "anchor": anchor,
             "carry": carry,
             "end": self.end,
-            "fresh": self._counts.fresh,
+            "fresh": self._fresh,
             "position": position,
-            "repeats": self._counts.repeats,
+            "repeats": self._repeats,
             "round": piece.round + passed,
             "spec": self._fingerprint,
-            "uses": self._counts.uses,
+            "uses": self._uses,
         }
 
     def check_state(self, state: Any) -> None:
@@ -369,17 +343,33 @@ class _FixedLane:
         self, state: Mapping[str, int], written: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Goes to a state; returns the items that have slots, and these slots."""
-        self._restart(state)
-        first, fresh = self.anchor(), state["fresh"]
-        in_use = np.arange(first, written) >= fresh
+        if not 0 <= written - state["fresh"] <= self.num_slots:
+            raise ValueError(f"there are no slots for {written} items")
+        self.end, self._fresh = state["end"], state["fresh"]
+        self._uses, self._repeats = state["uses"], state["repeats"]
+        self._pieces = self._rounds.pieces(
+            state["round"], state["anchor"], state["carry"]
+        )
+        # The current piece and those made after it, and how many uses of the current
+        # one are handed out.
+        self._ahead = [self._within_end(next(self._pieces))]
+        self._at = state["position"]
+        if self._at > self._ahead[0].index.size:
+            raise ValueError(f"there are no {self._at} uses")
+        first = self.anchor()
+        in_use = np.arange(first, written) >= self._fresh
         for piece in self._upcoming():
-            if piece.anchor >= fresh:
+            if piece.anchor >= self._fresh:
                 break
-            in_use[piece.index[piece.index < fresh] - first] = True
-        # Slots are assigned again, in ascending order of the items.
+            in_use[piece.index[piece.index < self._fresh] - first] = True
+        # Slots are assigned again, in ascending order of the items, and hold the
+        # ``written`` first items until their last use.
         items = np.flatnonzero(in_use) + first
-        slots, free = np.split(self._free(), [items.size])
+        every = np.arange(self.num_slots, dtype=np.int32)
+        slots, free = np.split(every, [items.size])
+        self._slot_of = np.full(self._wrap + 1, self.num_slots, np.int32)
         self._slot_of[items & self._wrap] = slots
-        self.written = written
-        self._decide_none(free)
+        most, none = np.array([written + free.size]), Uses.none()[0]
+        self._decided = Decision(none, none.fresh_index, most, free)
+        self._handed_out, self._before, self.written = 0, written, written
         return items, slots

@@ -81,7 +81,7 @@ class StochasticPlan(RingPlan):
                 # Several batches are always whole.
                 if not left or (made and left < self.batch):
                     break
-            made.append(self._advance(self.row))
+            made.append(self._advance())
             if made[-1][0].shape[1] < self.batch:
                 break
         if not made:
@@ -112,10 +112,9 @@ class StochasticPlan(RingPlan):
         oldest = max(0, fetched - self._memory) // self.batch
         self._fetched = oldest * self.batch
         self._batches = int(fetching[oldest]) if oldest < fetching.size else 0
-        latest = None
+        self.row, latest = fresh, None
         while self._batches < batches:
-            latest = self._advance(fresh)
-        self.row = fresh
+            latest = self._advance()
         reused = (batches - fetching.size) * min(self.batch, fetched)
         self._repeats, self._used = reused * lanes, (reused + fetched) * lanes
         return Uses.none(lanes) if latest is None else self._uses_of(*latest)
@@ -145,11 +144,11 @@ class StochasticPlan(RingPlan):
             self._coins = self._decide(self._batches, _BLOCK + batches)
         return self._coins[:batches]
 
-    def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
+    def _advance(self) -> tuple[np.ndarray, np.ndarray]:
         """Makes a batch; returns items of the lanes and repeats, ``[G, n]`` each."""
         lanes = len(self._lanes.own)
         if self._fetches_ahead(1)[0]:
-            end = min(self._fetched + self.batch, written)
+            end = min(self._fetched + self.batch, self.row)
             items = np.tile(np.arange(self._fetched, end), (lanes, 1))
             repeat = np.zeros(items.shape, np.int32)
             self._fetched = end
