@@ -28,7 +28,7 @@ class _Slots:
     # The thread that reads holds it, so it must not hold the feed.
     eager = in_bulk = False
 
-    def __init__(self, buffer: EchoBuffer, lanes: Sequence[int] | None):
+    def __init__(self, buffer: EchoBuffer, lanes: list[int] | slice):
         self.buffer, self._lanes = buffer, lanes
         self.arrays, self._scatter = buffer.init(), jitted_write(buffer)
         self.rewritten_rows = buffer.rows // buffer.num_lanes
@@ -44,9 +44,7 @@ class _Slots:
         return (self.buffer.put(batch), leaves, mark), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        if self._lanes is not None:
-            slots = slots[list(self._lanes)]
-        rows = self.rewritten_rows
+        slots, rows = slots[self._lanes], self.rewritten_rows
         for number, ((batch, leaves, mark), _, _) in enumerate(taken):
             self._guard.check(leaves, mark)
             into = slots[:, number * rows : (number + 1) * rows]
@@ -98,8 +96,9 @@ class DeviceFeed(Driver):
         """
         self.buffer = replace(buffer, num_slots=plan.num_slots)
         self.tags: UseInfo | None = None
-        self._seed, self._lanes = seed, lanes
-        self._slots = slots = _Slots(self.buffer, lanes)
+        self._seed = seed
+        self._lanes = slice(None) if lanes is None else list(lanes)
+        self._slots = slots = _Slots(self.buffer, self._lanes)
         # Sending a batch to several devices takes long, and must not delay the reading
         # of the next.
         is_slow = prefetch and buffer.sharding.num_devices > 1
@@ -158,9 +157,8 @@ class DeviceFeed(Driver):
         """Returns `StepInput.uses` and the tags of some of the decided uses."""
         size = self.plan.batch
         if self.uses is not self._decided:
-            self._decided = uses = self.uses
-            uses = uses if self._lanes is None else uses[list(self._lanes)]
-            self._packed = pack(uses, size, self._seed)
+            self._decided = self.uses
+            self._packed = pack(self.uses[self._lanes], size, self._seed)
         batches = slice(at // size, -(-stop // size))
         packed, index, repeat = self._packed
         return packed[batches], UseInfo(index[batches], repeat[batches])

@@ -132,8 +132,8 @@ class Driver:
     def _follow(self, decision: Decision | Uses) -> None:
         """Goes on with a decision, or with uses whose rows are written."""
         if isinstance(decision, Uses):
-            slots = np.zeros((1, 0), np.int32)
-            decision = Decision.at_once(decision, self._reader.row, slots)
+            row, slots = self._reader.row, decision.slots[:, :0]
+            decision = Decision.at_once(decision, row, slots)
         self._decision, self.uses = decision, decision.uses
         self._at, self._first = 0, self._reader.row
 
@@ -184,19 +184,17 @@ class Driver:
         # A plan may look ahead in iterators, which an interruption would end.
         turn.consistent = False
         plan.settle(self._at, reader.row)
-        must, may = plan.need(count)
+        rows, may = plan.need(count)
         turn.consistent = True
-        wanted = must
-        if must:
-            reader.ensure(must)
-        elif may and self._agree(lambda: reader.is_ready(may)):
-            reader.ensure(may)  # In another process they may come later.
-            wanted = may
+        if not rows and may and self._agree(lambda: reader.is_ready(may)):
+            rows = may
+        if rows:
+            reader.ensure(rows)  # In another process they may come later.
         turn.consistent = False
-        if wanted > reader.rows:
-            wanted = reader.rows
-            plan.end(wanted)
-        decision = plan.decide(count, wanted)
+        if rows > reader.rows:
+            rows = reader.rows
+            plan.end(rows)
+        decision = plan.decide(count, rows)
         if decision is not None:
             self._follow(decision)
         turn.consistent = True
@@ -242,25 +240,20 @@ class Driver:
             except Exception:  # It has changed nothing.
                 self.turn.consistent = before
                 raise
-            self._check_skip(restored, state["skip"])
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()
             self._read_again(restored, state["skip"])
             self._follow(restored.pending or Uses.none())
             self.turn.ended = False
 
-    def _check_skip(self, restored: Restored, skip: int) -> None:
-        """Raises ValueError if the state's upstream is past an item in use."""
-        unread = restored.slots[:, : max(0, -skip)]
-        if -skip > restored.slots.shape[1] or (unread < self.plan.num_slots).any():
+    def _read_again(self, restored: Restored, skip: int) -> None:
+        """Reads the items in use again, and the rows before or between them."""
+        at, end = -skip, restored.slots.shape[1]
+        if at > end or (restored.slots[:, : max(0, at)] < self.plan.num_slots).any():
             raise ValueError(
                 f"the state has skip={skip}, by which items in use would not be read "
                 "again; it is damaged"
             )
-
-    def _read_again(self, restored: Restored, skip: int) -> None:
-        """Reads the items in use again, and the rows before or between them."""
-        at, end = -skip, restored.slots.shape[1]
         most = self._store.rewritten_rows
         while at < end:
             wanted = min(-at if at < 0 else end - at, most)
