@@ -147,5 +147,5 @@ def test_the_probe_advises_with_the_intervals_of_the_published_factors(studies):
         found = [arm.updates for arm in arms if arm.name == f"e{factor}"]
         low = f"{min(each.low for each in found):.2f}"
         high = f"{max(each.high for each in found):.2f}"
-        before = "{math.inf:" if factor == 16 else f"{factor}:"
+        before = "math.inf:" if factor == 16 else f"{factor}:"
         assert f"{before} ({low}, {high})" in advice.read_text()
