@@ -12,6 +12,7 @@ The order of one turn is a contract. The driver
 So an output is made as a whole or not at all, and tags, items and counts agree.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from threading import get_ident
@@ -234,26 +235,29 @@ class Driver:
                     "the integer skip; give what get_state returned"
                 )
             self._reader.check_resumable()
-            before, self.turn.consistent = self.turn.consistent, False
-            try:
-                restored = self.plan.set_state(state["plan"])
-            except Exception:  # It has changed nothing.
-                self.turn.consistent = before
-                raise
+            plan = copy.copy(self.plan)
+            restored = plan.set_state(state["plan"])
+            self._check_skip(restored, state["skip"])
+            self.turn.consistent = False
+            vars(self.plan).update(vars(plan))
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()
             self._read_again(restored, state["skip"])
             self._follow(restored.pending or Uses.none())
             self.turn.ended = False
 
-    def _read_again(self, restored: Restored, skip: int) -> None:
-        """Reads the items in use again, and the rows before or between them."""
-        at, end = -skip, restored.slots.shape[1]
-        if at > end or (restored.slots[:, : max(0, at)] < self.plan.num_slots).any():
+    def _check_skip(self, restored: Restored, skip: int) -> None:
+        """Raises ValueError if the state's upstream is past an item in use."""
+        unread = restored.slots[:, : max(0, -skip)]
+        if -skip > restored.slots.shape[1] or (unread < self.plan.num_slots).any():
             raise ValueError(
                 f"the state has skip={skip}, by which items in use would not be read "
                 "again; it is damaged"
             )
+
+    def _read_again(self, restored: Restored, skip: int) -> None:
+        """Reads the items in use again, and the rows before or between them."""
+        at, end = -skip, restored.slots.shape[1]
         most = self._store.rewritten_rows
         while at < end:
             wanted = min(-at if at < 0 else end - at, most)

@@ -83,7 +83,7 @@ def test_an_interrupted_restore_gives_no_wrong_item():
             other.set_state(state)
             found = [*other]
         assert found in (whole, whole[4:])
-    assert 10 < refused < 25
+    assert 3 < refused < 25
 
 
 def test_echoes_nest():
@@ -169,8 +169,8 @@ def test_a_state_that_leaves_out_items_in_use_is_refused():
             echo = ej.echo(CountingUpstream(list(range(3000))), spec, batch=True)
             with pytest.raises(ValueError, match=f"skip={skip}, .* it is damaged"):
                 echo.set_state(state | {"skip": skip})
-            with pytest.raises(RuntimeError, match="go to a saved state"):
-                next(echo)
+            untouched = ej.echo(range(3000), spec, batch=True)
+            assert next(echo).tolist() == next(untouched).tolist()
             echo.set_state(state)
 
 
