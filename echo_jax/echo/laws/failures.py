@@ -80,9 +80,10 @@ def _is_spared(frame: FrameType) -> bool:
     four = list(itertools.islice(rest, 4))
     # A `with` line is executed a second time to end its block.
     ends_with = [x.argval for x in four if x.opname == "LOAD_CONST"] == [None] * 3
-    # In Python 3.12, an error that a tracer raises at the next element of a
-    # comprehension skips the except clauses of its function.
-    return ends_with or four[0].opname == "FOR_ITER"
+    # An error that a tracer raises at the start of a handler leaves the handled one to
+    # the thread. In Python 3.12, one at the next element of a comprehension skips the
+    # except clauses of its function.
+    return ends_with or four[0].opname in ("PUSH_EXC_INFO", "FOR_ITER")
 
 
 class _Watched(Sequence[Any]):
