@@ -70,14 +70,12 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     with closing(held_feed(compiled, config, loader)) as feed:
         t_down_s = measure_step(compiled, state, feed)
     ratio, sample = loader.t_up_s / t_down_s, loader.sample
-    config.data.hold_batch = True
     held = open_feed(config, workload, compiled.mesh, sample=sample)
-    config.data.hold_batch = False
     fed = open_feed(config, workload, compiled.mesh, sample=sample)
     states = {"held": state, "fed": compiled.copy(state)}
 
     def update(name: str, feed: Feed) -> Any:
-        inputs = feed.take(1)
+        inputs = feed.hold(1) if feed is held else feed.take(1)
         states[name], report = compiled.step(states[name], feed, inputs)
         return report
 

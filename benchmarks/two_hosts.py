@@ -162,7 +162,7 @@ def _free_port() -> int:
 def _process(
     folder: Path, producers: int, batches: int, repeats: int, port: int, number: int
 ) -> None:
-    """Is one of the processes: trains every case, on a held batch and then as it is."""
+    """Is one of the processes: trains every case, at once fed and then as it is."""
     distributed = {
         "distributed.coordinator": f"127.0.0.1:{port}",
         "distributed.num_processes": _HOSTS,
@@ -177,11 +177,12 @@ def _process(
             rule, overrides = _POLICIES[policy]
             overrides = {**overrides, **distributed}
             # The speed of a machine changes, so it is looked at each time.
-            held = _train(
-                {**overrides, "data.hold_batch": True, "updates": 2 * batches},
-                folder / f"held{at}",
+            fed = _train(
+                {**overrides, "updates": 2 * batches},
+                folder / f"fed{at}",
+                np.zeros(2 * batches),
             )
-            t_down_s = broadcast_from_first(held["wall_s"] / held["updates"])
+            t_down_s = broadcast_from_first(fed["wall_s"] / fed["updates"])
             seeds = range(_HOSTS * repeat, _HOSTS * (repeat + 1))
             service_s = np.stack(
                 [service_times(producer, _RATIO * t_down_s, batches, s) for s in seeds]

@@ -143,11 +143,7 @@ def _check_branches(config: Config) -> None:
     if every % config.eval_every:
         rule = f"must be a multiple of config.eval_every={config.eval_every}"
         _refuse(config, "probe_repeats", rule, 10 * config.eval_every)
-    for field, usual in (
-        ("data.hold_batch", False),
-        ("local.schedule", "none"),
-        ("batch.boundaries", ()),
-    ):
+    for field, usual in (("local.schedule", "none"), ("batch.boundaries", ())):
         value = field_of(config, field)
         if value != usual:
             rule = f"does not go with config.{field}={value!r}"
@@ -303,12 +299,7 @@ def _check_growth(config: Config) -> None:
         rule = f"has {split[0]}, where a batch of batch_size is not used up"
         fix = tuple(split[1] if each == split[0] else each for each in batch.boundaries)
         _refuse(config, "batch.boundaries", rule, fix)
-    needed = {
-        "echo.mode": "fixed",
-        "data.hold_batch": False,
-        "optim.scale": "linear",
-        "dispatch.steps": 1,
-    }
+    needed = {"echo.mode": "fixed", "optim.scale": "linear", "dispatch.steps": 1}
     allowed = {"optim.scale": ("none", "linear")}
     for field, fix in needed.items():
         if field_of(config, field) not in allowed.get(field, (fix,)):

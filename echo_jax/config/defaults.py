@@ -151,7 +151,6 @@ def default_config() -> Config:
     # replaces each. With max_bad=0 the first one ends the run.
     config.data.check_finite = True
     config.data.max_bad = 0
-    config.data.hold_batch = False  # train on one batch only: the maximum speed
     config.data.storage = ConfigDict()
     config.data.storage.latency_s = 0.0  # mean latency of a read
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited

@@ -21,21 +21,20 @@ _last_line_s = time.monotonic()
 
 
 class Notes:
-    """Prints lines on a console, each with the time of day and a mark."""
+    """Prints lines on a console, each with the time of day."""
 
-    def __init__(self, console: Console | None = None, *, mark: str = ""):
+    def __init__(self, console: Console | None = None):
         self._console = console or Console()
         if self._console.is_jupyter:
             # Lines, as in a log file: with HTML each line would be a separate block.
             self._console = Console(force_jupyter=False, force_terminal=False)
-        self._mark = f"{mark}  " if mark else ""
 
     def note(self, text: str) -> None:
         """Prints a line after the time of day."""
         global _last_line_s
         _last_line_s = time.monotonic()
         self._console.print(
-            f"{time.strftime('%H:%M:%S')}  {self._mark}{printable(text)}",
+            f"{time.strftime('%H:%M:%S')}  {printable(text)}",
             markup=False,
             highlight=False,
             soft_wrap=True,

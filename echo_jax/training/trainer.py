@@ -56,7 +56,6 @@ from echo_jax.training.processes.distributed import (
     is_main_process,
 )
 from echo_jax.training.processes.interrupt import (
-    UNSAVED_WHERE_HELD,
     DataTimeoutError,
     Interrupted,
     StopSignal,
@@ -414,8 +413,7 @@ def train_checked(
             if signum := stop.asked(updates):
                 trainer.save()
                 start.keep()
-                unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
-                raise Interrupted(updates, signum, unsaved=unsaved)
+                raise Interrupted(updates, signum)
             is_last = updates >= last
             if is_last or updates % eval_every == 0:
                 trainer.evaluate()
@@ -558,7 +556,7 @@ class Trainer:
         # The updates done when the data of this process ended; None before that.
         self._ended_after: int | None = None
         # Why the run cannot be saved during a wait; empty if it can.
-        self._unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
+        self._unsaved = ""
         if jax.process_count() > 1:
             # The other processes may be inside an update, and a save needs all of them.
             self._unsaved = "a save takes all processes"
@@ -594,9 +592,6 @@ class Trainer:
             if not jax.device_get(self.compiled.is_finite(self.state)):
                 done, saved = self.totals.updates, self._checkpoints.latest()
                 raise NonFiniteLossError("the state after update", done, saved)
-            # A run on one held batch needs no checkpoint.
-            if self.config.data.hold_batch:
-                return
             totals = self._totals_of_each()
             if data is None:
                 for shard, log in self.feed.logs.items():

@@ -10,16 +10,7 @@ import time
 import pytest
 from compilations import counted_compilations
 from rich.console import Console
-from tiny_workload import (
-    ON_DEVICE,
-    Regression,
-    make_workload,
-    rows_of,
-    run,
-    said_by,
-    stop_at,
-    tiny_config,
-)
+from tiny_workload import Regression, make_workload, run, said_by, stop_at, tiny_config
 
 from echo_jax.training import Interrupted
 from echo_jax.training.records import Progress
@@ -117,22 +108,6 @@ def test_an_extension_says_what_it_moves(tmp_path, options, said):
     assert "resumes after update 2" in longer
     assert ("config.updates was 2 and is 4: " in longer) == bool(said)
     assert re.search(said, longer)
-
-
-@pytest.mark.parametrize("where", [{"dispatch__steps": 3}, ON_DEVICE])
-def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
-    given = {"data__hold_batch": True, "checkpoint_every": 4, **where}
-    summary, said = said_by(tmp_path, **given)
-    assert all("  [one batch held]  " in line for line in said.splitlines())
-    assert said.count("writes no checkpoint") == 1
-    rows = rows_of(tmp_path)
-    assert all(row["hold_batch"] is True for row in [*rows, summary])
-    assert (summary["fresh"], summary["repeats"]) == (8, 88)
-    last = rows_of(tmp_path, "train")[-1]
-    # Updates 9 to 12, which are repeats 8 to 11.
-    losses = [name for name in last if name.startswith("loss_")]
-    assert losses == ["loss_repeat_7_and_later"]
-    assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
 def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
@@ -247,7 +222,6 @@ batch_size=12 mesh.data=3 mesh.fsdp=4 | data=3 times ... fsdp=4 does not fit 8 d
 probe_repeats=5 | probe_repeats=5 must be a multiple of config.eval_every=6
 probe_repeats=6 | needs a workload with with_seed
 probe_repeats=6 local.schedule=every | does not go with config.local.schedule
-probe_repeats=6 data.hold_batch=True | does not go with config.data.hold_batch
 xla.options={"nonsense":1} | cannot compile for cpu ... 'nonsense' ... leave
 echo.where=device echo.after=decode echo.mode=adaptive echo.buffer=4 | 4 is too small
 echo.where=device echo.after=decode echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is

@@ -65,9 +65,6 @@ class DeviceBatching:
         # Inputs are small enough to be sent by the call that uses them.
         return inputs if jax.process_count() == 1 else put(inputs, self.input_sharding)
 
-    def hold(self, inputs: StepInput) -> StepInput:
-        return inputs
-
 
 class DeviceEchoFeed:
     """Draws batches from a buffer on the devices, which it allocates at once."""

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -27,7 +26,6 @@ from echo_jax.workloads.base import Batch
 __all__ = [
     "Batching",
     "Feed",
-    "HeldFeed",
     "HostBatching",
     "HostFeed",
     "HostInput",
@@ -48,7 +46,6 @@ class Input(Protocol):
     # The use index of this process' examples, int32[K, B], on the host.
     @property
     def repeat(self) -> Any: ...
-    def with_repeat(self, repeat: np.ndarray) -> Any: ...
 
 
 # A static argument of the program, so that runs share compilations by its value.
@@ -65,8 +62,6 @@ class Batching(Protocol):
     def __call__(self, arrays: Any, inputs: Any) -> Sequence[Batch]: ...
     # Starts the transfer of an input to the devices; need not wait for it.
     def send(self, inputs: Any) -> Any: ...
-    # Returns an input whose data stays on the devices, to be sent many times.
-    def hold(self, inputs: Any) -> Any: ...
 
 
 class Feed(Protocol):
@@ -171,9 +166,6 @@ class HostInput(NamedTuple):
         arrays = {name: _stack([b[name] for b in batches]) for name in sorted(names)}
         return cls(repeat=arrays.pop("repeat"), batches=arrays)
 
-    def with_repeat(self, repeat: np.ndarray) -> "HostInput":
-        return self._replace(repeat=repeat)
-
 
 @dataclass(frozen=True)
 class HostBatching:
@@ -201,10 +193,6 @@ class HostBatching:
         if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
         return put(inputs, self.input_sharding)
-
-    def hold(self, inputs: HostInput) -> HostInput:
-        # The host counts uses by the repeats, so they stay there.
-        return put(inputs, self.input_sharding).with_repeat(inputs.repeat)
 
 
 class HostFeed:
@@ -263,50 +251,6 @@ class HostFeed:
 
     def close(self) -> None:
         self._batches.close()
-
-
-# The batch stays on the devices, so it is read, made and sent once. The first update is
-# its fresh use; all others are repeats. It is not saved.
-class HeldFeed:
-    """Hands out one batch of another feed forever, to measure the highest speed."""
-
-    logs: Mapping[int, DecisionLog] = MappingProxyType({})
-    t_up_bounds = _UNSEEN
-    skipped = ()
-
-    def __init__(self, feed: Feed):
-        self._feed = feed
-        self.batching = feed.batching
-        self.num_lanes = feed.num_lanes
-        self._held: dict[int, Any] = {}
-        self._done = 0
-
-    @property
-    def arrays(self) -> Any:
-        return self._feed.arrays
-
-    def take(self, num_updates: int) -> Any:
-        held = self.hold(num_updates)
-        number = np.arange(self._done, self._done + num_updates, dtype=np.int32)
-        self._done += num_updates
-        return held.with_repeat(np.repeat(number[:, None], held.repeat.shape[1], 1))
-
-    def hold(self, num_updates: int) -> Any:
-        if num_updates not in self._held:
-            self._held[num_updates] = self.batching.hold(self._feed.hold(num_updates))
-        return self._held[num_updates]
-
-    def get_state(self) -> list[Any]:
-        raise TypeError("a feed that holds one batch has no state to save")
-
-    def state_before_take(self) -> None:
-        """Returns None: a held batch has no state."""
-
-    def set_state(self, state: list[Any]) -> None:
-        raise TypeError("a feed that holds one batch has no state to restore")
-
-    def close(self) -> None:
-        self._feed.close()
 
 
 def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -22,7 +22,7 @@ from echo_jax.echo.plans import Lanes, make_plan
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
 from echo_jax.training.feeds.device_feed import DeviceEchoFeed, count_lanes
-from echo_jax.training.feeds.feed import Feed, HeldFeed, HostFeed, JoinedBatches
+from echo_jax.training.feeds.feed import Feed, HostFeed, JoinedBatches
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import take_sample
 from echo_jax.training.processes.sharding import make_mesh
@@ -68,7 +68,6 @@ def first_uses(
     config = copy.deepcopy(config)
     # Small batches are parts of the whole ones, so whole ones show the same examples.
     config.batch.boundaries = config.batch.factors = ()
-    config.data.hold_batch = False
     # An adaptive echo repeats by time. Nothing but reading takes time here, so it
     # repeats as much as it may.
     mode, factor = config.echo.mode, math.ceil(config.echo.factor)
@@ -220,8 +219,6 @@ def open_feed(
             ]
         )
         feed = HostFeed(batches, mesh, sample=sample, shards=shards)
-    if config.data.hold_batch:
-        return HeldFeed(feed)
     if growth := BatchGrowth.of(config):
         own_lanes = feed.num_lanes * len(shards) // shards[0].count
         return GrowingFeed(feed, growth, groups=own_lanes or len(shards))

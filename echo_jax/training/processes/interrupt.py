@@ -13,9 +13,7 @@ from jax.experimental import multihost_utils
 from echo_jax.terminal import ending
 from echo_jax.training.processes import peers
 
-__all__ = ["UNSAVED_WHERE_HELD", "DataTimeoutError", "Interrupted", "StopSignal"]
-
-UNSAVED_WHERE_HELD = "a run with data.hold_batch=True never is"
+__all__ = ["DataTimeoutError", "Interrupted", "StopSignal"]
 
 
 class Interrupted(Exception):

@@ -114,6 +114,7 @@ def check_workdir(workdir: RunPath, config: Config) -> None:
     if old is None:
         return
     before = flatten_dict(old, sep=".")
+    before.pop("data.hold_batch", None)  # Such a run saved nothing.
     after = flatten_dict(_own_fields(config), sep=".")
     for name, now in _RENAMED.items():
         if any(f"{field}.".startswith(f"{name}.") for field in before):

@@ -41,14 +41,14 @@ def _describe_splits(config: Config, workload: Workload) -> str:
 class Progress(Notes):
     """Shows a run as a bar with the time left, or as lines with the time of day."""
 
-    def __init__(self, console: Console | None, *, total: int, mark: str = ""):
-        super().__init__(console, mark=mark)
+    def __init__(self, console: Console | None, *, total: int):
+        super().__init__(console)
         self._total, self._first, self._done = total, 0, 0
         self._started: float | None = None  # When the first update was computed.
         self._bar, self._numbers = None, ""
         if self._console.is_terminal:
             self._bar = progress.Progress(
-                progress.TextColumn(f"{self._mark}update", markup=False),
+                progress.TextColumn("update", markup=False),
                 progress.MofNCompleteColumn(),
                 progress.BarColumn(),
                 progress.TextColumn("{task.fields[numbers]}", markup=False),
@@ -145,12 +145,5 @@ class Progress(Notes):
 
 def show_run(config: Config, console: Console | None) -> Progress:
     """Returns the display of a run; one process shows it for all."""
-    is_held = config.data.hold_batch
-    shown = Progress(
-        console if is_main_process() else Console(quiet=True),
-        total=config.updates,
-        mark="[one batch held]" if is_held else "",
-    )
-    if is_held:
-        shown.note("shows the ceiling of speed, and writes no checkpoint")
-    return shown
+    console = console if is_main_process() else Console(quiet=True)
+    return Progress(console, total=config.updates)

@@ -149,8 +149,6 @@ class RunLog:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Writes and shows a row of `echo_jax.training.records.metrics`."""
-        mark = {"hold_batch": True} if self._config.data.hold_batch else {}
-        row = {**row, **mark}
         self.file.append(row)
         self._progress.row(row)
         for logger in self._loggers:

@@ -72,7 +72,6 @@ def make_summary(
         },
         "train_final": {"loss": last["loss"], **train_metrics(last)} if last else {},
         "dispatch": config.dispatch.to_dict(),
-        "hold_batch": config.data.hold_batch,
         "R": now.ratio,
         "t_up_s": now.t_up_s,
         "t_up_start_s": start.t_up_s,
