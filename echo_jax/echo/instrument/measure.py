@@ -199,7 +199,7 @@ def probe(
       state: The first state. The step may donate it.
       seconds: How long to measure, without compiling. Allow at least 100 times the
         loader's time per batch.
-      max_uses: The largest factor to advise. An echo of it is measured, too.
+      max_uses: The largest factor to advise. It is measured, and one between 2 and it.
       stages: The stages of the loader for one batch, as functions without arguments by
         name, in order. They are timed one by one in this thread, so that the advice can
         name the one to make faster.
@@ -252,7 +252,9 @@ def probe(
         # The two clocks differ a little.
         stage_times.append(StageTime(name, wall_s, min(computed_s, wall_s)))
     steps = BoundedSteps(step if state is None else advance, wait or wait_for)
-    factors = sorted({1, 2, max(2, max_uses)})
+    most = max(2, max_uses)
+    # Near the balance of loader and step, updates take longer than the model says.
+    factors = sorted({1, 2, 1 + most // 2, most})
     with contextlib.closing(endless(upstream)) as loader:
         batch, times = time_in_turns(
             loader, steps, factors, seconds=seconds, tell=tell, now=now
