@@ -99,10 +99,12 @@ class DeviceEchoIterator(EchoIterator):
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
         feed = self._feed
         uses, (index, repeat) = feed.inputs(at, stop)
-        # A smaller batch has its own program, so that an augmentation sees only real
-        # rows. The call transfers the integers, as a write does.
-        with jax.transfer_guard_host_to_device("allow"):
-            batch = self._draw(feed.arrays, uses)
+        batch = feed.take_fresh(uses) if self._augment is None else None
+        if batch is None:
+            # A smaller batch has its own program, so that an augmentation sees only
+            # real rows. The call transfers the integers, as a write does.
+            with jax.transfer_guard_host_to_device("allow"):
+                batch = self._draw(feed.arrays, uses)
         return self._place.joined(batch), UseInfo(index[0], repeat[0])
 
     def _start(self, turn: Turn) -> Driver:

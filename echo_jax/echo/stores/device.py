@@ -46,12 +46,6 @@ class StepInput(NamedTuple):
         """The number of the use of its item for every row, ``int32[K, B]``."""
         return self.uses[:, _REPEAT]
 
-    def with_repeat(self, repeat: np.ndarray) -> "StepInput":
-        """Returns a copy with other repeats, ``int32[K, B]``."""
-        uses = self.uses.copy()
-        uses[:, _REPEAT] = repeat
-        return StepInput(uses)
-
 
 @dataclass(frozen=True)
 class EchoBuffer:
@@ -231,19 +225,29 @@ class EchoBuffer:
 
     def write_lanes(self, arrays: Any, rows: Any, slots: jax.Array) -> Any:
         """Does what `write` does, on the lanes of one device."""
+        if self._in_turn and len(slots) == 1:
+            return jax.tree.map(partial(_written_in_turn, slots=slots[0]), arrays, rows)
         # Slots must be unique, including those that are dropped.
         beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
         slots = jnp.where(slots < self.num_slots, slots, beyond)
-        # On CPUs a scatter by jax 0.12 takes seven times as long as row by row.
-        in_turn = not self.tiled and _platform(self.sharding) == "cpu"
 
         def leaf(layout: SlotLayout, array: jax.Array, rows: jax.Array) -> jax.Array:
             rows = rows.reshape(slots.shape + rows.shape[1:])
-            if in_turn and len(slots) == 1:
-                return _written_in_turn(array[0], rows[0], slots[0])[None]
             return jax.vmap(layout.write)(array, rows, slots)
 
         return self._each(leaf, arrays, rows)
+
+    @property
+    def _in_turn(self) -> bool:
+        # On CPUs a scatter by jax 0.12 takes seven times as long as row by row.
+        return not self.tiled and _platform(self.sharding) == "cpu"
+
+    def shortened(self, write_slots: np.ndarray) -> np.ndarray:
+        """Returns the first of adjacent slots alone, if `write` can do with it."""
+        adjacent = write_slots[:1, :1] + np.arange(write_slots.size)
+        can = self._in_turn and adjacent[0, -1] < self.num_slots
+        fits = can and np.array_equal(write_slots, adjacent)
+        return write_slots[:, : 1 if fits else None]
 
     def read_lanes(self, arrays: Any, slots: jax.Array) -> Any:
         """Does what `read` does, on the lanes of one device."""
@@ -293,9 +297,13 @@ class EchoBuffer:
         return jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows)
 
 
-def _written_in_turn(lane: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-    """Does what `SlotLayout.write` does, row by row."""
-    flat = rows.reshape(slots.size, *lane.shape[1:])
+def _written_in_turn(array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+    """Does what `SlotLayout.write` does, row by row, or at once into adjacent slots."""
+    lane = array[0]
+    flat = rows.reshape(len(rows), *lane.shape[1:])
+    if len(slots) < len(rows):
+        lane = jax.lax.dynamic_update_slice_in_dim(lane, flat, slots[0], 0)
+        return lane[None]
 
     def put(k: Any, lane: jax.Array) -> jax.Array:
         def into(lane: jax.Array) -> jax.Array:
@@ -303,7 +311,7 @@ def _written_in_turn(lane: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.
 
         return jax.lax.cond(slots[k] < len(lane), into, lambda lane: lane, lane)
 
-    return jax.lax.fori_loop(0, slots.size, put, lane)
+    return jax.lax.fori_loop(0, slots.size, put, lane)[None]
 
 
 # Caches by value, because jit's own is by the identity of a function: buffers of one
