@@ -227,7 +227,7 @@ def _what_is_trained(run: Run) -> str:
         "model": run.config.get("model"),
         "source": run.config.get("data", {}).get("source"),
         "echo": [factor, *map(echo.get, asked)],
-        "hold_batch": run.summary.get("hold_batch"),
+        "hold_batch": run.summary.get("hold_batch"),  # Of older runs.
         "storage": run.summary["storage"],
         "devices": sorted(set(run.environment["devices"])),
     }

@@ -1,5 +1,6 @@
 """`ej.testing` catches broken echoes, each by the law that it breaks."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -17,7 +18,12 @@ from echo_cases import LOAD, MODES, host_batches, host_echo
 
 import echo_jax as ej
 from echo_jax.echo import Turn
-from echo_jax.echo.laws import Interrupted, assert_device_laws, assert_echo_laws
+from echo_jax.echo.laws import (
+    Interrupted,
+    assert_device_laws,
+    assert_echo_laws,
+    interruption,
+)
 
 
 class OwnEcho:
@@ -510,3 +516,14 @@ def test_a_log_that_is_wrong_is_caught():
 def test_a_smaller_last_fetch_is_a_batch_of_its_own():
     spec = ej.StochasticSpec(LOAD, buffer=4, batch_size=4, seed=1)
     assert_echo_laws(host_batches, spec, num_items=5, laws=[6])
+
+
+def test_an_interruption_leaves_no_handled_error_to_the_thread():
+    def handles():
+        with contextlib.suppress(ZeroDivisionError):
+            _ = 1 / 0
+
+    for line in range(1, 6):
+        with contextlib.suppress(Interrupted), interruption(line):
+            handles()
+        assert sys.exception() is None

@@ -211,7 +211,7 @@ class EchoBuffer:
         """Returns the slots with a host batch, ``[U, ...]``, in some of them.
 
         To be traced, with donated ``arrays``. Rows whose ``write_slots``,
-        ``int32[G, U/G]``, are out of range are dropped.
+        ``int32[G, U/G]`` or those of `shortened`, are out of range are dropped.
         """
         write = self._on_devices(self.write_lanes)
         return write(arrays, host_batch, self._split(write_slots))
