@@ -169,6 +169,7 @@ class Driver:
                 rows = min(reader.rows, most) if self._store.eager else missing
                 slots = self._decision.slots[:, row - self._first :][:, :rows]
                 self._store.write(slots, reader.take(rows, self._anchor))
+                reader.read_on()
                 break
             turn.consistent = False
             self.plan.settle(at, row)

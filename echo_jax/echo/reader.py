@@ -154,9 +154,14 @@ class Reader:
                 waiting.popleft()
                 if state is not None:
                     self._keep(end, state, stop if anchor is None else anchor())
-        if (thread := self._thread) is not None:
-            self._read_on(thread)
         return taken
+
+    def read_on(self) -> None:
+        """Wakes the thread after a `take`, once the taken rows are used."""
+        # Before that it would compete with the caller for the interpreter.
+        if (thread := self._thread) is not None:
+            first = self._waiting[0][1] if self._waiting else self.row
+            thread.read_to(max(first + self._depth, self.row + self._wanted))
 
     def _keep(self, row: int, state: Any, anchor: int) -> None:
         saved = self._saved
@@ -232,12 +237,8 @@ class Reader:
             # thread that reads.
             self._thread = thread
             thread.start()
-        self._read_on(thread)
+        self.read_on()
         return thread
-
-    def _read_on(self, thread: _Thread) -> None:
-        first = self._waiting[0][1] if self._waiting else self.row
-        thread.read_to(max(first + self._depth, self.row + self._wanted))
 
     def _collect(self, thread: _Thread, *, wait: bool = False) -> None:
         """Moves what a thread has read to the waiting rows, in one step."""
@@ -276,6 +277,7 @@ class ReadAhead(Iterator[Any]):
         if not reader.rows:
             raise StopIteration
         ((value, _, _),) = reader.take(1)
+        reader.read_on()
         return value
 
     def _get_state(self) -> Any:

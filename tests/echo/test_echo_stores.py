@@ -377,6 +377,8 @@ def test_slots_are_whole_tiles_and_keep_what_is_written(is_tiled):
         for leaf, x in zip(expected, rows, strict=True):
             for row, slot in zip(x[::-1], slots, strict=True):
                 leaf[slot : slot + 1] = row  # Slots out of range are dropped.
+    two_lanes = np.array([[0, 1], [2, 3]], np.int32)
+    assert buffer.shortened(two_lanes).size == 4
     # As many as 51 large rows are read in parts.
     for slots in (np.arange(9)[::-1], rng.integers(0, 9, 51)):
         found = read(arrays, slots.astype(np.int32))

@@ -244,9 +244,11 @@ class EchoBuffer:
 
     def shortened(self, write_slots: np.ndarray) -> np.ndarray:
         """Returns the first of adjacent slots alone, if `write` can do with it."""
-        adjacent = write_slots[:1, :1] + np.arange(write_slots.size)
-        can = self._in_turn and adjacent[0, -1] < self.num_slots
-        fits = can and np.array_equal(write_slots, adjacent)
+        first, last = write_slots.item(0), write_slots.item(-1)
+        fits = last - first + 1 == write_slots.size and last < self.num_slots
+        # Mostly the ends alone show that it cannot.
+        if fits := fits and self._in_turn:
+            fits = np.array_equal(write_slots, [range(first, last + 1)])
         return write_slots[:, : 1 if fits else None]
 
     def read_lanes(self, arrays: Any, slots: jax.Array) -> Any:
