@@ -5,7 +5,6 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "decision_log": ["Recorder"],
         "driver": ["Turn"],
         "finite": ["is_finite", "what_is_bad"],
         "keys": ["mix"],

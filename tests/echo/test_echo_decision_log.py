@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_jax import DecisionLog
-from echo_jax.echo import Recorder
 
 MOST = 1 << 28  # decisions of a log
 
@@ -51,22 +50,9 @@ def test_a_log_is_a_sequence_that_comes_back_from_json(decisions, data):
     for value in (True, False, 1, 2, None, "x"):
         assert log.count(value) == decisions.count(value)
     assert log != decisions and log in {DecisionLog(iter(decisions))}
+    assert log == DecisionLog(bytearray(decisions))
     with pytest.raises(IndexError):
         log[len(decisions)]
-
-
-@settings(max_examples=50)
-@given(st.lists(st.booleans(), max_size=70), st.sets(st.integers(0, 70)))
-def test_a_recorder_is_a_log_at_every_length(decisions, asked):
-    recorder, records = Recorder(), []
-    for number, decision in enumerate(decisions):
-        recorder.append(decision)
-        if number in asked:
-            records.append((number + 1, recorder.to_json()))
-    records.append((len(decisions), recorder.to_json()))
-    for number, record in records:
-        assert DecisionLog.from_json(record) == DecisionLog(decisions[:number])
-    assert recorder.log == DecisionLog(decisions)
 
 
 def test_a_long_log_that_is_regular_is_small():

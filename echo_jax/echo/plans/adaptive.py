@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.decision_log import DecisionLog, Recorder
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.base import Decision, Need, Uses, stacked
 from echo_jax.echo.plans.ring import RingPlan
@@ -75,11 +75,12 @@ class AdaptivePlan(RingPlan):
             _LeastRecentlyUsed(spec, self.num_slots, rows, sequence(spec.seed, lane))
             for lane in self._lanes.own
         ]
-        self._replay, self._recorder = spec.replay or DecisionLog(), Recorder()
+        # Whether fresh items were taken before each batch so far, 1 or 0.
+        self._replay, self._taken = spec.replay or DecisionLog(), bytearray()
 
     @property
     def log(self) -> DecisionLog:
-        return self._recorder.log
+        return DecisionLog(self._taken)
 
     def need(self, uses: int) -> Need:
         rows = self._lanes.rows
@@ -91,7 +92,7 @@ class AdaptivePlan(RingPlan):
         # A restored echo has not found that out yet.
         if min([items.num_drawable for items in self._items]) < self.batch:
             return Need(must=rows)
-        position = len(self._recorder)
+        position = len(self._taken)
         if position < len(self._replay):
             if self._replay[position] and not self._is_open():
                 raise ValueError(
@@ -113,7 +114,7 @@ class AdaptivePlan(RingPlan):
         )
 
     def decide(self, uses: int, rows: int) -> Decision | None:
-        position = len(self._recorder)
+        position = len(self._taken)
         if position < len(self._replay) and self._replay[position] != bool(rows):
             if rows:
                 raise ValueError(
@@ -139,13 +140,13 @@ class AdaptivePlan(RingPlan):
         size = min([self.batch, *(items.num_drawable for items in self._items)])
         if not size:
             return None
-        number = len(self._recorder)
+        number = len(self._taken)
         drawn = [items.draw(size, number) for items in self._items]
         slots, repeat = map(stacked, zip(*drawn, strict=True))
         self._used += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
         self._latest = repeat
-        self._recorder.append(taken)
+        self._taken.append(taken)
         newest = self.row - 1
         items = newest - (newest - slots.astype(np.int64)) % self.num_slots
         return Uses(slots, self._lanes.global_index(items), repeat)
@@ -153,7 +154,7 @@ class AdaptivePlan(RingPlan):
     def get_state(self) -> dict[str, Any]:
         return {
             "fresh": self.row,
-            "log": self._recorder.to_json(),
+            "log": self.log.to_json(),
             "pending": self._pending,
             "plan": self._fingerprint,
         }
