@@ -1,5 +1,6 @@
 """The buffer in accelerator memory: speed, memory, and bytes that cross to it."""
 
+import functools
 import itertools
 import statistics
 import sys
@@ -254,28 +255,35 @@ def draws() -> list[Result]:
         return program(feed.arrays, inputs)
 
     turn = itertools.cycle(picks)
+    own, scanned = (_OwnStep(spec, host_batches(rows), used) for _ in range(2))
     calls = {
         "gather": each(lambda: gather(plain, next(turn))),
         "flashbax": flashbax_all,
         "step": each(lambda: fed(once, step, 1)),
         "scan": each(lambda: fed(many, scan, _SCANNED), _STEPS // _SCANNED),
         "called": each(lambda: next(called)),
+        "own": each(own.step),
+        "own-scan": each(scanned.scan, _STEPS // _SCANNED),
     }
     while min(x.counts.fresh for x in (once, many, called)) < capacity:
-        for name in ("step", "scan", "called"):
+        for name in ("step", "scan", "called", "own", "own-scan"):
             calls[name]()
     while not peer.can_sample(holder[0]):
         flashbax_all()
     times = _rounds(calls, 25)
     goals = {"step": "<= 70", "scan": "<= 50", "called": "<= 110"}
+    goals |= {"own": "<= 70", "own-scan": "<= 50"}
     title = "a draw of 32 of 4096 CIFAR-shaped items, e=4, {}"
     words = {
         "gather": "a raw gather from a device array, in a step",
         "flashbax": "flashbax, insert and sample in a step",
-        "step": "in a step",
-        "scan": f"in a scan over {_SCANNED} batches",
+        "step": "in a step, by a feed that reads ahead",
+        "scan": f"in a scan over {_SCANNED} batches, by such a feed",
         "called": "of ej.device.echo_batches as called",
+        "own": "in a step, by ej.device.StepEcho",
+        "own-scan": f"in a scan over {_SCANNED} batches, by ej.device.StepEcho",
     }
+    planned = f"; planned beforehand, in {1e6 * own.plan_s:.1f} us a draw"
     return [
         Result(
             f"draws-{name}",
@@ -285,10 +293,63 @@ def draws() -> list[Result]:
             "us",
             "the others of these lines",
             [1e6 * value / _STEPS for value in values],
-            "an absolute time; every draw is waited for",
+            "an absolute time; every draw is waited for"
+            + planned * name.startswith("own"),
         )
         for name, values in times.items()
     ]
+
+
+class _OwnStep:
+    """A user's loop with `ej.device.StepEcho`, which reads in its own thread."""
+
+    def __init__(
+        self, spec: ej.EchoSpec, loader: Iterator[Any], used: Callable[[Any], Any]
+    ):
+        first = next(loader)
+        echo = ej.device.StepEcho.of(first, spec)
+        began = time.perf_counter()
+        integers, taken, _ = echo.decide(num_host_batches=4096)
+        self.plan_s = (time.perf_counter() - began) / len(taken)
+        self._loader, self._arrays = loader, echo.init()
+        self._fresh = _stacked([first])
+        self._steps = zip(integers, taken.tolist(), strict=True)
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def program(arrays: Any, fresh: Any, integers: Any) -> Any:
+            arrays = echo.write(arrays, fresh, integers)
+            return arrays, used(echo.read(arrays, integers))
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def scanned(arrays: Any, fresh: Any, *inputs: Any) -> Any:
+            def one(arrays: Any, each: Any) -> Any:
+                arrays = echo.write(arrays, fresh, *each)
+                return arrays, used(echo.read(arrays, each[0]))
+
+            return jax.lax.scan(one, arrays, inputs)
+
+        self._program, self._scanned = program, scanned
+
+    def step(self) -> Any:
+        integers, taken = next(self._steps)
+        if taken:
+            self._fresh = _stacked([next(self._loader) for _ in range(taken)])
+        self._arrays, found = self._program(self._arrays, self._fresh, integers)
+        return found
+
+    def scan(self) -> Any:
+        steps = itertools.islice(self._steps, _SCANNED)
+        integers, taken = map(np.array, zip(*steps, strict=True))
+        # One more than there are at most, so that every stack has as many.
+        read = [next(self._loader) for _ in range(taken.sum())]
+        read += read[-1:] * (_SCANNED // _FACTOR + 1 - len(read))
+        inputs = integers, np.cumsum(taken, dtype=np.int32) - taken.astype(np.int32)
+        self._arrays, found = self._scanned(self._arrays, _stacked(read), *inputs)
+        return found
+
+
+def _stacked(batches: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
 
 
 def draw() -> list[Result]:
