@@ -274,6 +274,7 @@ class Driver:
             if at >= 0:
                 self._store.write(restored.slots[:, at : at + rows], taken)
             at += rows
+        self._reader.read_on()
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
