@@ -221,7 +221,7 @@ def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
         while time.perf_counter() - start < horizon:
             inputs = feed.take()
             assert inputs is not None, "the producer never ends"
-            most = max(most, int(inputs.repeat.max()) + 1)
+            most = max(most, int(inputs[:, 1].max()) + 1)
             batch = exchange(feed.arrays, inputs)
             accelerator.train(batch)
         accelerator.stop()

@@ -17,7 +17,7 @@ from benchmarks.collectives import compile_for, lower_update, target_devices
 from benchmarks.harness import Result
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
-from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
+from echo_jax.echo.stores.device import EchoBuffer, jitted_write
 from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.xla.flops import collectives
 from echo_jax.workloads import build
@@ -155,7 +155,7 @@ def _programs(name: str, mesh: Mesh) -> tuple[EchoBuffer, int, dict[str, Any]]:
     raw = {
         key: _abstract((slots, *x.shape[1:]), x.dtype, whole) for key, x in sent.items()
     }
-    uses = StepInput(_abstract((1, 2, size), np.int32, whole))
+    uses = _abstract((1, 2, size), np.int32, whole)
     into = _abstract((1, size), np.int32, of_rows)
     draw = jax.jit(buffer.draw, out_shardings=of_rows)
     gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
@@ -196,10 +196,10 @@ def _update(
         jax.tree.map(lambda x: _abstract(x.shape, x.dtype, of_rows), tree)
         for tree in (jax.eval_shape(buffer.zeros), batch(task.image_size))
     )
-    uses = StepInput(_abstract((1, 4, size), np.int32, whole))
+    uses = _abstract((1, 4, size), np.int32, whole)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def echoed(state: Any, arrays: Any, inputs: StepInput) -> Any:
+    def echoed(state: Any, arrays: Any, inputs: Any) -> Any:
         (drawn,) = buffer.draw(arrays, inputs, augment)
         return update(state, drawn)
 

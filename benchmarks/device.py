@@ -18,7 +18,7 @@ from echo_jax.echo.device import DeviceFeed, EchoBuffer
 from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stateful import PeekedIterator
-from echo_jax.echo.stores.device import StepInput, jitted_write
+from echo_jax.echo.stores.device import jitted_write
 
 __all__ = ["Exchange", "draw", "draws", "host_batches", "make_feed", "p7", "p8", "p10"]
 
@@ -88,15 +88,15 @@ class Exchange:
             next(outputs)
         decided = [self._decided(*next(outputs)) for _ in range(num_draws)]
         self._draws = itertools.cycle(decided)
-        self.picks = [inputs.uses[0, 0] for _, inputs in decided]
+        self.picks = [inputs[0, 0] for _, inputs in decided]
 
     def _decided(
         self, slots: np.ndarray, found: Uses
-    ) -> tuple[list[np.ndarray], StepInput]:
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         rows = self.buffer.rows // self.buffer.num_lanes
         columns = [found.slots.reshape(-1), found.repeat.reshape(-1)]
         writes = [slots[:, at : at + rows] for at in range(0, slots.shape[1], rows)]
-        return writes, StepInput(np.stack(columns)[None])
+        return writes, np.stack(columns)[None]
 
     def __call__(self) -> Any:
         """Returns the next batch, having written what it needs."""
@@ -212,12 +212,12 @@ def draws() -> list[Result]:
         return batch["label"].sum(), batch
 
     def drawn(feed: DeviceFeed, arrays: Any, uses: Any) -> Any:
-        return used(feed.buffer.draw(arrays, StepInput(uses[None]))[0])
+        return used(feed.buffer.draw(arrays, uses[None])[0])
 
-    step = jax.jit(lambda arrays, inputs: drawn(once, arrays, inputs.uses[0]))
+    step = jax.jit(lambda arrays, inputs: drawn(once, arrays, inputs[0]))
     scan = jax.jit(
         lambda arrays, inputs: jax.lax.scan(
-            lambda none, uses: (none, drawn(many, arrays, uses)), None, inputs.uses
+            lambda none, uses: (none, drawn(many, arrays, uses)), None, inputs
         )
     )
     gather = jax.jit(lambda slots, at: used(jax.tree.map(lambda x: x[at], slots)))
@@ -500,7 +500,7 @@ def p10() -> Result:
             before = feed.arrays
             inputs = feed.take()
             assert inputs is not None
-            sent[0] += inputs.uses.nbytes
+            sent[0] += inputs.nbytes
             if feed.arrays is not before:  # The slots that were written.
                 sent[0] += 4 * _BATCH
         return sent[0] / steps

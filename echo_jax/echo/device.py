@@ -33,14 +33,13 @@ from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
 from echo_jax.echo.processes import AgreedIterator, Placement
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
-from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput, split_over
+from echo_jax.echo.stores.device import Augment, EchoBuffer, split_over
 
 __all__ = [
     "DeviceEchoIterator",
     "DeviceFeed",
     "EchoBuffer",
     "StepEcho",
-    "StepInput",
     "echo_batches",
     "plan_of_size",
 ]
@@ -274,7 +273,7 @@ def _of_rows(sharding: Any, mesh: Mesh | None) -> NamedSharding:
 @lru_cache(maxsize=8)
 def _jitted_draw(buffer: EchoBuffer, augment: Augment | None) -> Callable[..., Any]:
     def draw(arrays: Any, uses: Any) -> Any:
-        (batch,) = buffer.draw(arrays, StepInput(uses), augment)
+        (batch,) = buffer.draw(arrays, uses, augment)
         return batch
 
     return jax.jit(draw, out_shardings=buffer.sharding)

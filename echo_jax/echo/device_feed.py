@@ -16,7 +16,7 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AnySpec
-from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
+from echo_jax.echo.stores.device import EchoBuffer, jitted_write
 from echo_jax.echo.stores.leaves import ReuseGuard
 
 __all__ = ["DeviceFeed", "pack", "plan_of_size"]
@@ -130,7 +130,7 @@ class DeviceFeed(Driver):
         """
         return self._slots.arrays
 
-    def take(self, num_batches: int = 1) -> StepInput | None:
+    def take(self, num_batches: int = 1) -> np.ndarray | None:
         """Decides the next batches, and waits for the rows that they need.
 
         Args:
@@ -138,8 +138,11 @@ class DeviceFeed(Driver):
             K > 1 batches drops the last ones.
 
         Returns:
-          The input of the jitted function, None at the end of the stream. The last
-          batch of a stream may be smaller.
+          The integers of every use, ``int32[K, 2, B]``, lane after lane: the slot in
+          its lane, and the number of the use of its item. With a ``seed``
+          ``int32[K, 4, B]``, with the two words of its random key, which follow from
+          (seed, fresh index, repeat). None at the end of the stream, whose last batch
+          may be smaller.
 
         Raises:
           ValueError: The plan was made for fewer batches.
@@ -158,10 +161,10 @@ class DeviceFeed(Driver):
             if found is None or (num_batches > 1 and found[1] - found[0] < uses):
                 return None
             inputs, self.tags = self.inputs(*found)
-            return StepInput(inputs)
+            return inputs
 
     def inputs(self, at: int, stop: int) -> tuple[np.ndarray, UseInfo]:
-        """Returns `StepInput.uses` and the tags of some of the decided uses."""
+        """Returns the integers and the tags of some of the decided uses."""
         size = self.plan.batch
         if self.uses is not self._decided:
             self._decided = self.uses
@@ -188,7 +191,7 @@ class DeviceFeed(Driver):
         with jax.transfer_guard_host_to_device("allow"):
             return jax.tree.map(sent, latest[1])
 
-    def hold(self, host_batch: Any) -> StepInput:
+    def hold(self, host_batch: Any) -> np.ndarray:
         """Returns an input of the first slots; writes a batch there if nothing is."""
         lanes, rows = self.buffer.num_lanes, self._slots.rewritten_rows
         slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
@@ -196,7 +199,7 @@ class DeviceFeed(Driver):
             batch, _ = self._slots.prepare([host_batch])
             self._slots.write(slots, [(batch, 0, rows)])
         uses = Uses(slots, np.arange(slots.size).reshape(lanes, rows), 0 * slots)
-        return StepInput(pack(uses, rows, self._seed)[0])
+        return pack(uses, rows, self._seed)[0]
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
@@ -208,7 +211,7 @@ class DeviceFeed(Driver):
 def pack(
     uses: Uses, size: int, seed: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `StepInput.uses` of batches of ``size`` rows a lane, and their tags."""
+    """Returns the integers of batches of ``size`` rows a lane, and their tags."""
     rows = min(size, uses.size) or size
 
     def by_batch(column: np.ndarray) -> np.ndarray:

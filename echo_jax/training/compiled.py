@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
-from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, HostInput, Input
+from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, stacked
 from echo_jax.training.finite import is_finite
 from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
 from echo_jax.training.processes.sharding import (
@@ -105,7 +105,7 @@ class CompiledFunctions:
         return self._shared.program(batching, meets)
 
     def step(
-        self, state: Any, feed: Feed, inputs: Input, *, meets: bool = False
+        self, state: Any, feed: Feed, inputs: Any, *, meets: bool = False
     ) -> tuple[Any, Any]:
         """Starts the updates of an input; returns the state and the last report."""
         run = self.program(feed.batching, meets=meets)
@@ -115,7 +115,7 @@ class CompiledFunctions:
     def step_on_batch(self, state: Any, batch: Batch) -> tuple[Any, Any]:
         """Starts an update on a host batch, which must have the echo's tags."""
         batching = HostBatching(self.mesh)
-        sent = batching.send(HostInput.of([batch]))
+        sent = batching.send(stacked([batch]))
         program = self.program(batching)
         return call_with_host_arrays(program, state, (), sent, self.run)
 

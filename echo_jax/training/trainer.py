@@ -43,7 +43,6 @@ from echo_jax.training.evaluation import (
     has_branch,
     metric_after_fresh,
 )
-from echo_jax.training.feeds.feed import Input
 from echo_jax.training.feeds.loader import data_ended
 from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
 from echo_jax.training.finite import NonFiniteLossError, is_finite
@@ -645,7 +644,7 @@ class Trainer:
         peers.here().tell(error.exit_code, str(error))
         return error
 
-    def take(self) -> Input:
+    def take(self) -> Any:
         """Returns the input of the next updates; its time counts as waiting."""
         num_updates = self._group(self.totals.updates)
         if self._ended_after is None:
@@ -674,9 +673,9 @@ class Trainer:
             self.progress.note(f"skips {bad}; {count} of {most} that may be skipped")
             _check_skipped(count, most, f"; the last is {bad}")
 
-    def dispatch(self, inputs: Input) -> None:
+    def dispatch(self, inputs: Any) -> None:
         """Starts the updates of an input."""
-        repeat = np.asarray(inputs.repeat)
+        repeat = np.asarray(self.feed.batching.repeats(inputs))
         self.device_time.look()
         sent_s = self.device_time.now()
         meets = self._meetings.after(self.totals.updates)

@@ -190,7 +190,7 @@ def test_a_write_waits_for_updates_that_still_read():
         """Reads after some milliseconds of work."""
         weights = jax.lax.fori_loop(0, 20, lambda _, w: jnp.tanh(w @ w), weights)
         zero = (0 * weights[0, 0]).astype(jnp.int32)
-        (batch,) = feed.buffer.draw(arrays, inputs._replace(uses=inputs.uses + zero))
+        (batch,) = feed.buffer.draw(arrays, inputs + zero)
         return batch["index"]
 
     weights, found = jax.device_put(np.full((256, 256), 1 / 256, np.float32)), []
@@ -329,7 +329,7 @@ def test_a_smaller_batch_is_left_out_where_asked():
 def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     feed, _ = feed_of(ej.EchoSpec(batch_size=6), 1, 8, 2, max_batches=2)
     with closing(feed):
-        assert feed.take(1).uses.shape[-1] == 6
+        assert feed.take(1).shape[-1] == 6
         assert feed.take(2) is None  # Of 6 and of 4.
 
 
@@ -349,5 +349,5 @@ def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked):
         with pytest.raises(ValueError, match=message):
             feed.take(asked)
         # Nothing was taken, and the feed goes on.
-        assert feed.take(most).uses.shape[0] == most
+        assert feed.take(most).shape[0] == most
         assert feed.counts.uses == most * 16

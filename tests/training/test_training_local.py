@@ -25,7 +25,7 @@ from echo_jax.config import check_config
 from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.files import seal, unseal
 from echo_jax.training import NonFiniteLossError
-from echo_jax.training.feeds import HostBatching, HostInput
+from echo_jax.training.feeds import HostBatching, stacked
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import Meetings, Optimizer, hyperparams
 
@@ -55,7 +55,7 @@ class Updates:
             x = self._rng.normal(size=(8, 4)).astype(np.float32)
             now = batch or {"x": x, "y": x.sum(axis=1)}
             now = {**now, "repeat": np.zeros(len(now["x"]), np.int32)}
-            inputs = batching.send(HostInput.of([now]))
+            inputs = batching.send(stacked([now]))
             program = self.compiled.program(batching, meets=meets)
             self.state, self.report = program(self.state, (), inputs, self.compiled.run)
         return jax.device_get(self.state)

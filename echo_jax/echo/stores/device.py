@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,37 +14,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from echo_jax.echo.default_spec import free_on
 from echo_jax.echo.stores.slot_layout import SlotLayout, check_integers, layout_of
 
-__all__ = [
-    "Augment",
-    "EchoBuffer",
-    "StepInput",
-    "default_mesh",
-    "jitted_write",
-    "split_over",
-]
+__all__ = ["Augment", "EchoBuffer", "default_mesh", "jitted_write", "split_over"]
 
 # A pure function of a batch and a key for every example.
 Augment = Callable[[Any, jax.Array], Any]
-# Positions in `StepInput.uses`.
+# Positions in the integers of a batch; see `DeviceFeed.take`.
 _SLOT, _REPEAT, _KEYS = 0, 1, slice(2, 4)
-
-
-class StepInput(NamedTuple):
-    """The input of a jitted step from the host for K batches, as one array.
-
-    Attributes:
-      uses: Integers of every use, ``int32[K, 2, B]`` or ``int32[K, 4, B]``, lane after
-        lane. They are the slot in its lane and the number of the use of its item. With
-        augmentation they include the two words of the use's random key, which follow
-        from (seed, fresh index, repeat).
-    """
-
-    uses: Any
-
-    @property
-    def repeat(self) -> Any:
-        """The number of the use of its item for every row, ``int32[K, B]``."""
-        return self.uses[:, _REPEAT]
 
 
 @dataclass(frozen=True)
@@ -133,7 +108,7 @@ class EchoBuffer:
 
     @property
     def input_sharding(self) -> NamedSharding:
-        """The sharding of a `StepInput`: a device gets the integers of its lanes.
+        """The sharding of `DeviceFeed.take`: a device gets the integers of its lanes.
 
         The call of a jitted function transfers the input implicitly. Under a transfer
         guard, give ``jax.device_put(inputs, buffer.input_sharding)``.
@@ -262,13 +237,13 @@ class EchoBuffer:
         return self._each(leaf, arrays)
 
     def draw(
-        self, arrays: Any, inputs: StepInput, augment: Augment | None = None
+        self, arrays: Any, inputs: Any, augment: Augment | None = None
     ) -> list[Any]:
-        """Returns all batches of an input, leaves ``[B, ...]``; to be traced.
+        """Returns K batches, leaves ``[B, ...]``; to be traced.
 
         Args:
-          arrays: `DeviceFeed.arrays` of the feed that made the input.
-          inputs: From `DeviceFeed.take`.
+          arrays: `DeviceFeed.arrays` of the feed that made the inputs.
+          inputs: ``int32[K, W, B]`` from `DeviceFeed.take`.
           augment: A pure function ``(batch, keys) -> batch``; the feed must make keys.
         """
 
@@ -279,7 +254,7 @@ class EchoBuffer:
             # On a mesh of explicit axes, the keys must be split like the batch.
             return augment(batch, self.keys(self._split(uses[_KEYS].T)))
 
-        return [one(inputs.uses[k]) for k in range(len(inputs.uses))]
+        return [one(inputs[k]) for k in range(len(inputs))]
 
     def keys(self, words: Any) -> jax.Array:
         """Returns the random keys of uses from their words, ``int32[B, 2]``."""

@@ -5,7 +5,7 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "feed": ["HostBatching", "HostFeed", "HostInput", "JoinedBatches"],
+        "feed": ["HostBatching", "HostFeed", "JoinedBatches", "stacked"],
         "loader": ["measure_loader", "unechoed"],
         "of_config": ["check_echo", "first_uses", "make_echo_spec", "open_feed"],
     },

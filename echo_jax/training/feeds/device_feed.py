@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from echo_jax.config import Config
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, plan_of_size
+from echo_jax.echo.device import DeviceFeed, EchoBuffer, plan_of_size
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
@@ -55,13 +55,14 @@ class DeviceBatching:
     def input_sharding(self) -> NamedSharding:
         return self.buffer.input_sharding
 
-    def __call__(self, arrays: Any, inputs: StepInput) -> list[Batch]:
+    def __call__(self, arrays: Any, inputs: Any) -> list[Batch]:
         batches = self.buffer.draw(arrays, inputs, self.augment)
-        return [
-            {**batch, "repeat": inputs.repeat[k]} for k, batch in enumerate(batches)
-        ]
+        return [{**batch, "repeat": inputs[k, 1]} for k, batch in enumerate(batches)]
 
-    def send(self, inputs: StepInput) -> StepInput:
+    def repeats(self, inputs: Any) -> Any:
+        return inputs[:, 1]
+
+    def send(self, inputs: Any) -> Any:
         # Inputs are small enough to be sent by the call that uses them.
         return inputs if jax.process_count() == 1 else put(inputs, self.input_sharding)
 
@@ -137,9 +138,9 @@ class DeviceEchoFeed:
     def t_up_bounds(self) -> tuple[float, float]:
         return self._batches.t_up_bounds
 
-    def take(self, num_updates: int) -> StepInput | None:
+    def take(self, num_updates: int) -> np.ndarray | None:
         inputs = self._feed.take(num_updates)
-        if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
+        if inputs is None or inputs.shape[2] < self._batch_rows:
             return None
         self.skipped = []
         if self._batches.has_bad:
@@ -147,10 +148,10 @@ class DeviceEchoFeed:
             self.skipped = self._batches.take_bad(*self._feed.tags)
         return inputs
 
-    def hold(self, num_updates: int) -> StepInput:
+    def hold(self, num_updates: int) -> np.ndarray:
         """Returns an input that reads the first slots at every update."""
         held = self._feed.hold(self._sample)
-        return StepInput(np.tile(held.uses, (num_updates, 1, 1)))
+        return np.tile(held, (num_updates, 1, 1))
 
     def get_state(self) -> list[Any]:
         own = self._feed.get_state()

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -23,29 +23,13 @@ from echo_jax.training.processes.distributed import put
 from echo_jax.training.processes.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
 
-__all__ = [
-    "Batching",
-    "Feed",
-    "HostBatching",
-    "HostFeed",
-    "HostInput",
-    "Input",
-    "JoinedBatches",
-]
+__all__ = ["Batching", "Feed", "HostBatching", "HostFeed", "JoinedBatches", "stacked"]
 
 # Smaller inputs are sent by the call that uses them, which saves two thirds of the
 # host's work for a small step. This call would copy larger inputs.
 _SENT_AHEAD_BYTES = 1 << 20
 # Bounds on a time of which nothing was seen.
 _UNSEEN = (0.0, math.inf)
-
-
-class Input(Protocol):
-    """The input of some updates: a NamedTuple with at least the field ``repeat``."""
-
-    # The use index of this process' examples, int32[K, B], on the host.
-    @property
-    def repeat(self) -> Any: ...
 
 
 # A static argument of the program, so that runs share compilations by its value.
@@ -60,6 +44,8 @@ class Batching(Protocol):
     def input_sharding(self) -> Any: ...
     # Returns one batch with ``"repeat"`` for each update.
     def __call__(self, arrays: Any, inputs: Any) -> Sequence[Batch]: ...
+    # The use index of this process' examples, int32[K, B], on the host.
+    def repeats(self, inputs: Any) -> Any: ...
     # Starts the transfer of an input to the devices; need not wait for it.
     def send(self, inputs: Any) -> Any: ...
 
@@ -86,9 +72,9 @@ class Feed(Protocol):
     @property
     def skipped(self) -> Sequence[object]: ...
     # Waits for the input of the next updates; returns None if the data ended.
-    def take(self, num_updates: int) -> Input | None: ...
+    def take(self, num_updates: int) -> Any: ...
     # Returns an input like `take`, always of the same data; takes nothing.
-    def hold(self, num_updates: int) -> Input: ...
+    def hold(self, num_updates: int) -> Any: ...
     # Returns plain data for `set_state`, one item for each shard.
     def get_state(self) -> list[Any]: ...
     # Returns `get_state` quickly; None if that works after an interruption.
@@ -152,21 +138,6 @@ class JoinedBatches(Iterator[Batch]):
                 close()
 
 
-class HostInput(NamedTuple):
-    """Batches that the host made."""
-
-    batches: dict[str, Any]  # Stacked arrays by name, [K, B, ...].
-    repeat: Any  # The use index of every example, int32[K, B].
-
-    @classmethod
-    def of(cls, batches: Sequence[Batch]) -> "HostInput":
-        """Stacks host batches with the echo's tags."""
-        # Only the host needs to know which fresh item an example is.
-        names = batches[0].keys() - {"fresh_index"}
-        arrays = {name: _stack([b[name] for b in batches]) for name in sorted(names)}
-        return cls(repeat=arrays.pop("repeat"), batches=arrays)
-
-
 @dataclass(frozen=True)
 class HostBatching:
     """Passes on the batches that the host made."""
@@ -181,14 +152,14 @@ class HostBatching:
     def input_sharding(self) -> NamedSharding:
         return group_sharding(self.mesh)
 
-    def __call__(self, arrays: Any, inputs: HostInput) -> list[Batch]:
-        return [
-            {name: x[k] for name, x in inputs.batches.items()}
-            | {"repeat": inputs.repeat[k]}
-            for k in range(len(inputs.repeat))
-        ]
+    def __call__(self, arrays: Any, inputs: Batch) -> list[Batch]:
+        updates = range(len(inputs["repeat"]))
+        return [{name: x[k] for name, x in inputs.items()} for k in updates]
 
-    def send(self, inputs: HostInput) -> HostInput:
+    def repeats(self, inputs: Batch) -> Any:
+        return inputs["repeat"]
+
+    def send(self, inputs: Batch) -> Batch:
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
         if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
@@ -215,7 +186,7 @@ class HostFeed:
         self._sample = sample
         self.skipped: list[object] = []
 
-    def take(self, num_updates: int) -> HostInput | None:
+    def take(self, num_updates: int) -> Batch | None:
         batches = list(itertools.islice(self._batches, num_updates))
         if len(batches) < num_updates:
             return None
@@ -223,7 +194,7 @@ class HostFeed:
         if self._batches.has_bad:
             tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
             self.skipped = self._batches.take_bad(*map(_stack, tags))
-        return HostInput.of(batches)
+        return stacked(batches)
 
     @property
     def logs(self) -> dict[int, DecisionLog]:
@@ -237,8 +208,8 @@ class HostFeed:
     def t_up_bounds(self) -> tuple[float, float]:
         return self._batches.t_up_bounds
 
-    def hold(self, num_updates: int) -> HostInput:
-        return HostInput.of([self._sample] * num_updates)
+    def hold(self, num_updates: int) -> Batch:
+        return stacked([self._sample] * num_updates)
 
     def get_state(self) -> list[Any]:
         return self._batches.get_state()
@@ -251,6 +222,13 @@ class HostFeed:
 
     def close(self) -> None:
         self._batches.close()
+
+
+def stacked(batches: Sequence[Batch]) -> Batch:
+    """Returns the input of updates on host batches, ``[K, B, ...]``."""
+    # Only the host needs to know which fresh item an example is.
+    names = sorted(batches[0].keys() - {"fresh_index"})
+    return {name: _stack([each[name] for each in batches]) for name in names}
 
 
 def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:

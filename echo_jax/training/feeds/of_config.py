@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing
 from io import BytesIO
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.device import StepInput
 from echo_jax.echo.plans import Lanes, make_plan
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
@@ -115,10 +114,10 @@ def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
     lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)
     with closing(feed):
         while (inputs := feed.take(1)) is not None:
-            slots = cast(StepInput, inputs).uses[0, 0]
+            slots, repeat, *_ = inputs[0]
             (batch,) = jax.device_get(batching(feed.arrays, inputs))
             items = [*zip(lanes.tolist(), slots.tolist(), strict=True)]
-            yield _Update(_untagged(batch), items, np.asarray(inputs.repeat)[0])
+            yield _Update(_untagged(batch), items, repeat)
 
 
 def _untagged(batch: Batch) -> Batch:
