@@ -193,7 +193,7 @@ class HostFeed:
         self.skipped = []
         if self._batches.has_bad:
             tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
-            self.skipped = self._batches.take_bad(*map(_stack, tags))
+            self.skipped = self._batches.take_bad(*map(np.stack, tags))
         return stacked(batches)
 
     @property
@@ -227,10 +227,7 @@ class HostFeed:
 def stacked(batches: Sequence[Batch]) -> Batch:
     """Returns the input of updates on host batches, ``[K, B, ...]``."""
     # Only the host needs to know which fresh item an example is.
-    names = sorted(batches[0].keys() - {"fresh_index"})
-    return {name: _stack([each[name] for each in batches]) for name in names}
-
-
-def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks arrays; a single one is not copied."""
-    return np.asarray(arrays[0])[None] if len(arrays) == 1 else np.stack(arrays)
+    first = {name: x for name, x in batches[0].items() if name != "fresh_index"}
+    if len(batches) == 1:  # It is not copied.
+        return {name: np.asarray(x)[None] for name, x in first.items()}
+    return {name: np.stack([each[name] for each in batches]) for name in first}
