@@ -243,7 +243,7 @@ class EchoBuffer:
 
         Args:
           arrays: `DeviceFeed.arrays` of the feed that made the inputs.
-          inputs: ``int32[K, W, B]`` from `DeviceFeed.take`.
+          inputs: From `DeviceFeed.take`, ``int32[K, 2, B]`` or ``int32[K, 4, B]``.
           augment: A pure function ``(batch, keys) -> batch``; the feed must make keys.
         """
 
