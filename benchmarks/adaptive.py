@@ -32,8 +32,6 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec
 from echo_jax.echo.stores.device import EchoBuffer
 
-__all__ = ["p3", "p4", "p18"]
-
 _CAP = 4
 _PRODUCERS: tuple[Producer, ...] = (
     "constant",

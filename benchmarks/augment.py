@@ -23,8 +23,6 @@ from echo_jax.data.augment import (
     Stage,
 )
 
-__all__ = ["h4", "operations"]
-
 _CLASSES = 1000
 
 

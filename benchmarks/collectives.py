@@ -39,8 +39,6 @@ from echo_jax.training.xla.options import xla_options
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Batch
 
-__all__ = ["compile_for", "lower_update", "main", "overlapped", "target_devices"]
-
 # Without a GPU nothing can be timed, and Triton's own programs are made by timing.
 _UNTIMED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 # As XLA describes it; NVIDIA's data sheet of the H100 SXM.

@@ -22,8 +22,6 @@ from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.xla.flops import collectives
 from echo_jax.workloads import build
 
-__all__ = ["h100", "v5e"]
-
 # Task, augmentation, pixels of a stored image, slots, and rows of a batch; one chip.
 _UPDATES = {
     "cifar": (tasks.cifar, Augment((PadCrop(4), Flip())), 32, 65536, 256),

@@ -23,8 +23,6 @@ from echo_jax.data.images.decode import random_resized_crop
 from echo_jax.data.images.jpeg_header import jpeg_header
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["p21"]
-
 _SIZE = 224
 _SMALL_IMAGES = 20
 # Of the image whose part is cut out: share of the area, width over height.

@@ -19,17 +19,6 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stateful import PeekedIterator
 from echo_jax.echo.stores.device import jitted_write
 
-__all__ = [
-    "Exchange",
-    "draw",
-    "host_batches",
-    "in_turns",
-    "make_feed",
-    "p7",
-    "p8",
-    "p10",
-]
-
 _FACTOR = 4
 _BATCH = 128
 _CAPACITY = 8192

@@ -13,8 +13,6 @@ import optax
 
 from echo_jax.training.compiled import several_updates
 
-__all__ = ["MODELS", "Model"]
-
 _IN_FLIGHT = 2
 _OPTIMIZER = optax.adam(1e-3)
 

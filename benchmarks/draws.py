@@ -16,8 +16,6 @@ from benchmarks.device import host_batches, in_turns, make_feed
 from benchmarks.harness import Result
 from echo_jax.echo.device import DeviceFeed
 
-__all__ = ["draws"]
-
 _FACTOR = 4
 _STEPS = 64
 _SCANNED = 16

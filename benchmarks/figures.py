@@ -14,8 +14,6 @@ from matplotlib.figure import Figure
 from benchmarks.harness import Result
 from echo_jax.studies.figures import own_style
 
-__all__ = ["draw_free_echo", "draw_which_echo"]
-
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,

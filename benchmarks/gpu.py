@@ -20,8 +20,6 @@ from echo_jax.echo.stores.device import default_mesh, jitted_write
 from echo_jax.training.compiled import several_updates
 from echo_jax.training.xla.flops import peak_flops_per_s, program_flops
 
-__all__ = ["h1", "h3", "h5", "h6", "h7"]
-
 _FACTOR = 4
 # A step takes about 0.1 s; the first round does not count.
 _STEPS, _ROUNDS = 20, 6

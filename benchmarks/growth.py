@@ -16,8 +16,6 @@ from benchmarks.device import make_feed
 from benchmarks.harness import Result, seconds
 from echo_jax.echo.device import DeviceFeed
 
-__all__ = ["growth"]
-
 _DRAWS, _PAIRS = 64, 7
 
 

@@ -16,8 +16,6 @@ import jax
 from echo_jax.echo.instrument.measure import BoundedSteps
 from echo_jax.training.records.environment import code_commit
 
-__all__ = ["Result", "drive", "machine", "paired", "seconds", "versions"]
-
 _PACKAGES = ("echo-jax", "grain", "jax", "numpy", "tensorflow-cpu")
 
 

@@ -18,8 +18,6 @@ from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes
 
-__all__ = ["memory", "p5", "p6", "p15", "p16", "plan_cost"]
-
 _FACTOR = 4
 _BATCH = 128
 _WINDOW = 4096  # uses that the peers' shuffles hold

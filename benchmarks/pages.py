@@ -5,8 +5,6 @@ from pathlib import Path
 
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-__all__ = ["Place", "progress_bar"]
-
 
 class Place:
     """The part of a page that a command writes, between two marks."""

@@ -25,8 +25,6 @@ from echo_jax.training.measure import held_feed, measure_step
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
-__all__ = ["h2"]
-
 _CORES = (16, 2)
 _CAP = 4
 # Batches that each worker may have read ahead, at most.

@@ -16,8 +16,6 @@ import echo_jax as ej
 from benchmarks.harness import Result
 from benchmarks.simulation import service_times
 
-__all__ = ["plain_loop"]
-
 _ROWS, _WIDTH = 32, 512
 _SECONDS, _ROUNDS = 4.0, 5
 _RATIO, _FACTOR = 3.6, 4

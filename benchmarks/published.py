@@ -28,8 +28,6 @@ from echo_jax.searches.fastest import best_arms, write_best_arms
 from echo_jax.searches.table import headings, notes, rows, write_search_report
 from echo_jax.studies import page
 
-__all__ = ["main"]
-
 _TITLE = "What echoing is worth, measured with tuned arms"
 _FALSIFIER_HEADINGS = (
     "study",

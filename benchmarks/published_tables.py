@@ -15,18 +15,6 @@ from echo_jax.searches.fastest import best_arms
 from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.runs import BASELINE, Study, read_study
 
-__all__ = [
-    "FACTORS",
-    "TABLES",
-    "Clocked",
-    "Column",
-    "Studies",
-    "Table",
-    "in_words",
-    "read_clocked",
-    "write_tables",
-]
-
 Studies = Mapping[str, Search]
 """The published studies by the names of their folders."""
 

@@ -11,8 +11,6 @@ from benchmarks.harness import Result, paired
 from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches
 from echo_jax.data.pipeline.stages import Item, Stages
 
-__all__ = ["p22"]
-
 _BATCH = 128
 _BATCHES = 24
 _RECORDS = 2048

@@ -16,8 +16,6 @@ import echo_jax as ej
 from benchmarks.device import host_batches, make_feed
 from benchmarks.harness import Result
 
-__all__ = ["p11", "p12"]
-
 _FACTOR = 4
 _BATCH = 128
 _BUFFER = 10_000  # what tf.data's shuffle holds: uses

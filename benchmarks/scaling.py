@@ -29,8 +29,6 @@ from benchmarks.simulation import (
 from echo_jax.cli.command_end import path_argument
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style
 
-__all__ = ["main"]
-
 _POLICIES = {
     "no echo": Fixed(1),
     "fixed, e = 2": Fixed(2),

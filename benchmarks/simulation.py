@@ -14,16 +14,6 @@ import numpy as np
 
 from echo_jax.echo.schedule import exact_fraction
 
-__all__ = [
-    "Adaptive",
-    "Fixed",
-    "Outcome",
-    "Producer",
-    "service_times",
-    "simulate",
-    "simulate_hosts",
-]
-
 Producer = Literal[
     "constant", "exponential", "bursty", "switching", "stalling", "pareto"
 ]

@@ -18,8 +18,6 @@ import echo_jax as ej
 from benchmarks.device import make_feed
 from benchmarks.harness import Result, drive
 
-__all__ = ["growth", "no_spec", "p1", "p2"]
-
 _BATCH = 32
 
 

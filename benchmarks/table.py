@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Self
 from benchmarks.harness import Result, machine, versions
 from echo_jax.training.records.environment import code_commit
 
-__all__ = ["Session", "write_table"]
-
 
 class Session(NamedTuple):
     """Figures of one run of the command.

@@ -14,8 +14,6 @@ from echo_jax.workloads.base import Batch, Task
 from echo_jax.workloads.classification import ImageClassifier
 from echo_jax.workloads.lm import LanguageModel
 
-__all__ = ["cifar", "gpt2", "images", "resnet_50", "tokens", "training"]
-
 Update = Callable[[Any, Batch], Any]
 
 _MEAN, _SCALE = (127.5,) * 3, (73.6,) * 3

@@ -11,8 +11,6 @@ from typing import Any
 
 from benchmarks.harness import Result, paired, seconds
 
-__all__ = ["import_time", "p9", "p17", "p19", "p20"]
-
 _LOOPS = Path(__file__).parent / "loops"
 _UPDATES = 25
 _STRETCHES = 20

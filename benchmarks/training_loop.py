@@ -18,8 +18,6 @@ from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.trainer import train
 from echo_jax.workloads import build
 
-__all__ = ["training_loop"]
-
 _CONFIG = Path(__file__).parent.parent / "configs" / "lm.py"
 _WARM, _UPDATES, _REPEATS = 200, 1000, 7
 

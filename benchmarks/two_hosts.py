@@ -45,8 +45,6 @@ from echo_jax.training.processes.distributed import broadcast_from_first, connec
 from echo_jax.training.trainer import train
 from echo_jax.workloads import Workload, build
 
-__all__ = ["main"]
-
 _HOSTS, _RATIO, _PREFETCH, _CAP, _BUFFER = 2, 2.0, 2, 4, 128
 _POLICIES: Mapping[str, tuple[Fixed | Adaptive, Mapping[str, Any]]] = {
     "no echo": (Fixed(1), {"echo.factor": 1.0}),

@@ -19,8 +19,6 @@ from echo_jax.files.folders import run_folder
 from echo_jax.training.saving import checkpoint_reader
 from echo_jax.training.saving.checkpoint import Checkpoints
 
-__all__ = ["reading", "restore"]
-
 _ARRAYS, _SIDE = 20, 1024
 # Pixels along a side, and how many images.
 _SMALL, _LARGE = (32, 2048), (384, 256)

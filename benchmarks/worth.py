@@ -38,17 +38,6 @@ from echo_jax.studies.table import write_table
 from echo_jax.training import train
 from echo_jax.workloads import build
 
-__all__ = [
-    "PREDICTORS",
-    "Point",
-    "error",
-    "main",
-    "rank",
-    "read_points",
-    "regrets",
-    "write_worth",
-]
-
 _STUDIES = {
     "s2_8": "configs/sweeps/s2_factor.py:8",
     "s2_32": "configs/sweeps/s2_factor.py:32",

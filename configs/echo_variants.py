@@ -27,8 +27,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-__all__ = ["ECHO_VARIANTS", "apply_variant", "apply_variants"]
-
 _FACTOR = 2.0
 
 ECHO_VARIANTS: dict[str, dict[str, Any]] = {

@@ -26,20 +26,6 @@ from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
 
-__all__ = [
-    "ConfigRefusedError",
-    "arm_configs",
-    "calibrate_storage",
-    "check_echoes",
-    "checked_workload",
-    "errors_of_the_config",
-    "kept_calibration",
-    "make_ready_for_trials",
-    "read_workload",
-    "refuse_processes",
-    "train_arm",
-]
-
 # An arm's name is also the name of a folder, and a heading.
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 

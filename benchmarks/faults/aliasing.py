@@ -9,8 +9,6 @@ import numpy as np
 import echo_jax as ej
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 
-__all__ = ["F12", "ORDERS", "random_spec"]
-
 ORDERS = ("consecutive", "window_shuffle", "shuffle_buffer", "spread")
 
 _ITEMS = 60

@@ -12,8 +12,6 @@ import echo_jax as ej
 from benchmarks.faults.aliasing import ORDERS, random_spec
 from benchmarks.faults.campaign import Bench, Outcome, Verdict, held
 
-__all__ = ["ITEM_TRIALS"]
-
 _ITEMS = 60
 _WRONG = (np.nan, np.inf, -np.inf)
 

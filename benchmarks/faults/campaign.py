@@ -19,22 +19,6 @@ from typing import Any, TypeVar
 
 from echo_jax.terminal.failures import forget, sentence
 
-__all__ = [
-    "Bench",
-    "CannotBeginError",
-    "Fault",
-    "NotHereError",
-    "Outcome",
-    "Overdue",
-    "Tally",
-    "Verdict",
-    "held",
-    "run_campaign",
-    "run_trial",
-    "said",
-    "unless_equal",
-]
-
 T = TypeVar("T")
 
 

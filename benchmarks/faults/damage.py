@@ -3,8 +3,6 @@
 import random
 from pathlib import Path
 
-__all__ = ["copied_lines", "damage", "flip_or_cut", "mutate"]
-
 _NUMBERS = (b"-1", b"0", b"1e999", b"99999999999999999999", b"null", b'"a"', b"[]")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from benchmarks.faults.campaign import NotHereError
 from echo_jax.files.folders import RunPath
 
-__all__ = ["fill_at", "resize", "small_disk"]
-
 
 def fill_at(number: int, name: str = "", patch: Callable[..., None] = setattr) -> None:
     """Lets a write find the disk full, with half of it written.

@@ -30,8 +30,6 @@ from benchmarks.faults.made_files import (
 )
 from benchmarks.faults.runs import HOST, final_state, same_end, trained, unbroken
 
-__all__ = ["F4"]
-
 _ROOT = Path(__file__).parents[2]
 _STUDY = _ROOT / "results" / "fed"
 _SEARCH = _ROOT / "results" / "s3"

@@ -15,8 +15,6 @@ from benchmarks.faults.parsed_files import read_shard, some_shard
 from benchmarks.faults.processes import Ended, command, isolated
 from benchmarks.faults.runs import HOST, last_saved, source_of, trained, unbroken
 
-__all__ = ["F11"]
-
 _LIMIT_S = 120.0
 _SEARCH = Path(__file__).parents[2] / "results" / "s3"
 _SECRET = "aws_secret_access_key = 12345"

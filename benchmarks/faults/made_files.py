@@ -7,17 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-__all__ = [
-    "go_on_preparing",
-    "read_exported",
-    "read_kept_task",
-    "read_tokenizer",
-    "write_exported",
-    "write_kept_task",
-    "write_stopped",
-    "write_text",
-]
-
 # Where the source lies is a part of what a stopped command remembers.
 _TEXT = Path(__file__).parents[2] / "LICENSE"
 

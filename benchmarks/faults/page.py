@@ -13,8 +13,6 @@ from rich.table import Table
 from benchmarks.faults.campaign import Fault, Tally, Verdict
 from benchmarks.harness import machine, versions
 
-__all__ = ["Campaign", "as_json", "document", "read_campaign", "table"]
-
 
 @dataclass(frozen=True)
 class Campaign:

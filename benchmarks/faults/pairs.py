@@ -12,8 +12,6 @@ from benchmarks.faults.campaign import Bench, CannotBeginError
 from benchmarks.faults.processes import Ended, killed, started, wait
 from benchmarks.faults.runs import Recipe, Whole, source_of
 
-__all__ = ["Pair", "made_by_pair"]
-
 
 class Pair:
     """Both processes of a run; what is left of them is killed at the end.

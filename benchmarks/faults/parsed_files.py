@@ -9,17 +9,6 @@ from pathlib import Path
 from benchmarks.faults.files import write_images
 from benchmarks.faults.made_files import write_exported
 
-__all__ = [
-    "read_class_list",
-    "read_shard",
-    "read_tensors",
-    "some_class_list",
-    "some_parquet",
-    "some_shard",
-    "some_tensors",
-    "some_zip",
-]
-
 
 def some_zip(folder: Path) -> bytes:
     """Class folders of images, in an archive."""

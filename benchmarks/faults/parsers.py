@@ -27,8 +27,6 @@ from benchmarks.faults.parsed_files import (
 from benchmarks.faults.processes import isolated
 from echo_jax.config import default_config
 
-__all__ = ["F6"]
-
 _LIMIT_S = 60.0
 _LM = Path(__file__).parents[2] / "configs" / "lm.py"
 _FED = Path(__file__).parents[2] / "results" / "fed" / "baseline"

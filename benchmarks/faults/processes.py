@@ -22,16 +22,6 @@ from typing import Any
 
 from benchmarks.faults.campaign import Outcome, Overdue, Verdict, held, said
 
-__all__ = [
-    "Ended",
-    "command",
-    "isolated",
-    "killed",
-    "prepare_environment",
-    "started",
-    "wait",
-]
-
 _PRELOADED = (
     "benchmarks.faults.processes",
     "cv2",

@@ -12,29 +12,6 @@ from typing import Any
 from benchmarks.faults.campaign import Bench, CannotBeginError, Outcome, Verdict
 from benchmarks.faults.processes import Ended, command
 
-__all__ = [
-    "ADAPTIVE",
-    "DEVICE",
-    "GRAIN",
-    "GROWING",
-    "HOST",
-    "STOCHASTIC",
-    "WORKERS",
-    "Recipe",
-    "Whole",
-    "failed",
-    "final_state",
-    "last_saved",
-    "made_by",
-    "rows_of",
-    "same_end",
-    "source_of",
-    "study_argv",
-    "summary_of",
-    "trained",
-    "unbroken",
-]
-
 _CONFIG = Path(__file__).parents[2] / "configs" / "lm.py"
 _TEXT = Path(__file__).parents[2] / "LICENSE"
 _TINY = {

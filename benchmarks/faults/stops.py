@@ -37,8 +37,6 @@ from benchmarks.faults.runs import (
     unbroken,
 )
 
-__all__ = ["F1", "F2", "F3"]
-
 _LIMIT_S = 300.0
 _GRACE_S = 60.0
 _MAX_KILLS = 3

@@ -32,8 +32,6 @@ from benchmarks.faults.runs import (
     unbroken,
 )
 
-__all__ = ["F5", "F7", "F8", "F9", "F10"]
-
 _LIMIT_S = 300.0
 _TIMEOUT_S = 20.0  # of data, where a worker hangs
 _DATA_DID_NOT_COME = 75

@@ -9,19 +9,6 @@ from ml_collections import ConfigDict
 from echo_jax.config import load_config
 from echo_jax.config.study import default_study, set_arms
 
-__all__ = [
-    "buffer_arms",
-    "byte_lm",
-    "check_variant",
-    "factor_arms",
-    "less_than",
-    "placement_arms",
-    "placement_study",
-    "search_space",
-    "small_resnet",
-    "start_study",
-]
-
 _CONFIGS = Path(__file__).parents[1]
 
 _BASELINE = {"echo": {"factor": 1.0}}

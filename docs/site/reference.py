@@ -7,8 +7,6 @@ from typing import Any
 
 from echo_jax.config.fields import described_fields
 
-__all__ = ["commands_page", "fields_page"]
-
 # The width of --help, whatever the terminal in which the site is made.
 _HELP_COLUMNS = 88
 

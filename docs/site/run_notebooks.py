@@ -23,8 +23,6 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
-__all__ = ["main", "num_pictures", "what_is_wrong"]
-
 _FOLDER = Path(__file__).parents[2] / "notebooks"
 # The key of the hash of the code that made the outputs, in a notebook's metadata.
 _CODE = "outputs_of_code"

@@ -11,16 +11,6 @@ from echo_jax.config.flags import load_with_flags
 from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 from echo_jax.terminal.failures import sentence
 
-__all__ = [
-    "FAILED",
-    "WRONG_USE",
-    "Exit",
-    "exits_of",
-    "path_argument",
-    "typed_config",
-    "typed_folder",
-]
-
 FAILED = 1
 """The exit status of a command that failed."""
 

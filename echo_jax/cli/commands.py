@@ -43,8 +43,6 @@ from echo_jax.terminal.failures import forget, quiet_libraries, sentence, status
 from echo_jax.terminal.notes import Notes
 from echo_jax.terminal.printable import printable
 
-__all__ = ["main"]
-
 _LINE_EVERY_S = 10.0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _TRAINING = ("train", "study", "sweep", "probe")  # with jax, and threads in native code

@@ -10,8 +10,6 @@ from echo_jax.config.fields import field_lines
 from echo_jax.config.files import copy_config, import_config, packaged_configs
 from echo_jax.terminal.printable import printable
 
-__all__ = ["CONFIGS_EPILOG", "add_actions", "run"]
-
 CONFIGS_EPILOG = """\
 Each is a value of --config by its name alone, or NAME:VARIANT. Variants of cifar, coco,
 imagenet and lm may be joined by commas: lm:wikitext2,tiny. A copy is yours to change,

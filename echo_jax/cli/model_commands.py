@@ -18,8 +18,6 @@ from echo_jax.files.plain_text import EncodingError, read_text
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
 
-__all__ = ["add_commands", "run_evaluate", "run_export", "run_predict"]
-
 _EVALUATE_EPILOG = """\
 It evaluates on as many devices as the run was trained on, or all that are here: on the
 run's own evaluation split, on another one, such as a test split that nothing was chosen

@@ -14,8 +14,6 @@ from echo_jax.cli.command_end import WRONG_USE, path_argument
 from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
-__all__ = ["make_parser"]
-
 _EPILOG = """\
 examples:
   echo-jax configs

@@ -7,8 +7,6 @@ from typing import Any
 from echo_jax.cli.command_end import path_argument
 from echo_jax.terminal.printable import printable
 
-__all__ = ["add_kinds", "run"]
-
 _IMAGES_EPILOG = """\
 A SOURCE is a folder, a .zip, .tar, .tar.gz, .tar.xz or .tar.bz2 file, or a folder
 within such a file, in which every image lies in a folder with the name of its class;

@@ -13,8 +13,6 @@ from echo_jax.studies.runs import StudyError, read_runs, read_study
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
 
-__all__ = ["add_command", "check_drawing", "run", "show"]
-
 _EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
 several studies that searched, it says which arm of each is the fastest at which R, and

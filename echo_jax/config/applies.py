@@ -6,17 +6,6 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-__all__ = [
-    "CHANGING",
-    "MEETING",
-    "OWN_OPTIMIZERS",
-    "Idle",
-    "field_of",
-    "idle_fields",
-    "leave_out",
-    "missing_field",
-]
-
 OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
 """Names that stand for optimizers with fields of their own under ``optim``."""
 

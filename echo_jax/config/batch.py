@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from echo_jax.config import Config
 
-__all__ = ["BatchGrowth"]
-
 
 @dataclass(frozen=True)
 class BatchGrowth:

@@ -31,8 +31,6 @@ from echo_jax.config.optimizer import (
 )
 from echo_jax.data.pipeline.spec import PipelineSpec
 
-__all__ = ["check_config"]
-
 _LEASTS = (
     (
         0,

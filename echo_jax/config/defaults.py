@@ -15,8 +15,6 @@ from ml_collections import ConfigDict
 from echo_jax.config.applies import leave_out
 from echo_jax.config.files import failures_of, find_config, import_config
 
-__all__ = ["Config", "default_config", "load_config", "override"]
-
 Config: TypeAlias = Any
 """A `ConfigDict`. Its fields have types when it runs, but none that a type checker
 knows, which would take ``config.echo.factor`` for an error."""

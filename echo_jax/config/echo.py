@@ -8,8 +8,6 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["describe_echo", "echo_spec", "fetch_schedule", "pattern_of"]
-
 _PATTERN = "pattern:"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from echo_jax.config import Config, default_config
 
-__all__ = ["OPTIONAL_FIELDS", "described_fields", "field_lines"]
-
 # A flag sets them as any other; a config file adds them to an unlocked config.
 OPTIONAL_FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "lm": {

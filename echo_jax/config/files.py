@@ -18,14 +18,6 @@ from types import ModuleType
 
 from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 
-__all__ = [
-    "copy_config",
-    "failures_of",
-    "find_config",
-    "import_config",
-    "packaged_configs",
-]
-
 _PACKAGE = Path(__file__).parents[1]
 _CONFIG_FILE = re.compile(r"([\w/]+\.py)(:.*)?")
 

@@ -14,8 +14,6 @@ from echo_jax.config import Config, default_config, load_config
 from echo_jax.config.applies import leave_out
 from echo_jax.config.fields import OPTIONAL_FIELDS
 
-__all__ = ["load_with_flags"]
-
 
 def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     """Loads a config and applies ``--config.FIELD=VALUE`` flags, as `load_config`."""

@@ -7,8 +7,6 @@ from echo_jax.config import Config
 from echo_jax.config.applies import field_of
 from echo_jax.echo.fetch_schedule import FetchSchedule
 
-__all__ = ["broken_rules", "meeting_schedule"]
-
 
 def meeting_schedule(config: Config) -> FetchSchedule:
     """Returns the probability schedule by which replicas synchronise."""

@@ -16,15 +16,6 @@ import optax
 
 from echo_jax.config.applies import OWN_OPTIMIZERS
 
-__all__ = [
-    "OWN_SCHEDULES",
-    "SLOW_START_ENDS",
-    "OptaxFactory",
-    "optax_factory",
-    "optax_schedule",
-    "parse_args",
-]
-
 OWN_SCHEDULES = (
     "constant",
     "linear",

@@ -9,8 +9,6 @@ from echo_jax.config.optimizer import parse_args
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import DamagedFileError, read_json
 
-__all__ = ["read_config", "refuse_code"]
-
 _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 
 

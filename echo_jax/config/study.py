@@ -11,8 +11,6 @@ from echo_jax.searches.space import Space
 from echo_jax.searches.trials import Protocol
 from echo_jax.studies.fields import flat_fields
 
-__all__ = ["arm_names", "default_study", "protocol_of", "set_arms", "sweep_of"]
-
 
 def default_study(
     name: str, base: Config, arms: Mapping[str, Any], *, storage_ratio: float = 0.0

@@ -3,8 +3,6 @@
 import operator
 from typing import Any
 
-__all__ = ["integer"]
-
 
 def integer(name: str, value: Any, at_least: int) -> int:
     """Returns an integer of any kind as an int; raises if it is below ``at_least``."""

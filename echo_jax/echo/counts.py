@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Counts", "UseInfo"]
-
 
 @dataclass(frozen=True)
 class Counts:

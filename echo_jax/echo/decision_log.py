@@ -17,8 +17,6 @@ from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["DecisionLog", "log_of"]
-
 _VERSION = 1
 _KEYS = {"version", "decisions", "bits"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.

@@ -8,8 +8,6 @@ from typing import Any
 
 from echo_jax.echo.spec import AdaptiveSpec
 
-__all__ = ["default_spec", "free_memory", "free_on", "split_state"]
-
 _MAX_USES = 4
 _MAX_BATCHES = 64
 _MEMORY_SHARE = 10  # the buffer takes at most one part in ten of the free memory

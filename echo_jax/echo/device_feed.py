@@ -19,8 +19,6 @@ from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.stores.device import EchoBuffer, jitted_write
 from echo_jax.echo.stores.leaves import ReuseGuard
 
-__all__ = ["DeviceFeed", "pack", "plan_of_size"]
-
 
 class _Slots:
     """The slots of a buffer on the devices, as a store; sends host batches there."""

@@ -15,8 +15,6 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
 
-__all__ = ["StepEcho"]
-
 
 @dataclass(frozen=True)
 class StepEcho:

@@ -28,8 +28,6 @@ from echo_jax.echo.reader import Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
 
-__all__ = ["Driver", "Store", "Turn", "prefetched"]
-
 
 class Store(Protocol):
     """Slots that hold items; a restore writes ``rewritten_rows`` at a time."""

@@ -18,8 +18,6 @@ from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
 
-__all__ = ["HostEchoIterator", "echo", "echo_batches"]
-
 
 class HostEchoIterator(EchoIterator):
     """The iterator of `echo`, or of `echo_batches` if ``stacked``."""

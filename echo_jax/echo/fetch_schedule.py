@@ -9,8 +9,6 @@ import numpy as np
 
 from echo_jax.echo.arguments import integer
 
-__all__ = ["FetchSchedule"]
-
 Quantity = Literal["p", "e"]
 Shape = Literal["constant", "linear", "cosine", "multistep"]
 

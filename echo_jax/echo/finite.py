@@ -13,8 +13,6 @@ from echo_jax.echo.source import is_resumable
 from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
 
-__all__ = ["BadItemError", "FiniteIterator", "check_finite", "is_finite", "what_is_bad"]
-
 
 class BadItemError(ValueError):
     """An item holds NaN or infinity, and the limit of skipped items is reached."""

@@ -9,8 +9,6 @@ from echo_jax.echo.default_spec import split_state
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.spec import AnySpec, num_outputs
 
-__all__ = ["EchoIterator"]
-
 
 class EchoIterator(Iterator[Any]):
     """The iterator that `echo` returns; a context manager, which closes it.

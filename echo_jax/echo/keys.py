@@ -13,8 +13,6 @@ from typing import overload
 
 import numpy as np
 
-__all__ = ["fingerprint", "mix", "seed_for_use", "sequence"]
-
 Indices = np.ndarray | Sequence[int]
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

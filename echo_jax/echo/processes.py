@@ -24,8 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from echo_jax.echo.reader import ReadAhead
 from echo_jax.echo.stateful import PeekedIterator
 
-__all__ = ["AgreedIterator", "Placement"]
-
 # The number of the next echo: processes make the same echoes in the same order.
 _numbers = itertools.count()
 # Host batches that each process reads before the others have theirs.

@@ -15,8 +15,6 @@ from typing import Any
 
 from echo_jax.echo.source import Element, Intake, Source, is_resumable
 
-__all__ = ["ReadAhead", "Reader"]
-
 # How long a reader that is closed waits for its thread, which may be in a slow read.
 _CLOSE_S = 5.0
 _CLOSED = "this echo was closed while it waited"

@@ -16,8 +16,6 @@ import numpy as np
 
 from echo_jax.echo.arguments import integer
 
-__all__ = ["Factor", "FactorByItem", "Schedule", "as_schedule", "exact_fraction"]
-
 _MAX_DENOMINATOR = 10**6
 _MAX_FACTOR = 10**6
 

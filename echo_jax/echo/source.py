@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice, repeat, starmap
 from typing import Any, Protocol
 
-__all__ = ["INTERRUPTED", "Element", "Intake", "Source", "is_resumable"]
-
 # The result of `prepare` for one or more values, and the first and the end of its rows.
 # It is a plain tuple because one is made for every item.
 Element = tuple[Any, int, int]

@@ -12,15 +12,6 @@ from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import ORDERS
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
-__all__ = [
-    "AdaptiveSpec",
-    "AnySpec",
-    "EchoSpec",
-    "StochasticSpec",
-    "check_spec",
-    "num_outputs",
-]
-
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
 _SEQUENCE_VERSION = 1

@@ -11,8 +11,6 @@ from typing import Any
 
 from echo_jax.echo.source import INTERRUPTED, Source, is_resumable
 
-__all__ = ["PeekedIterator", "iterator_of", "length_of"]
-
 
 class _LoaderIterator(Iterator[Any]):
     """One pass over a loader, with ``get_state`` and ``set_state``."""

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Structure", "flatten", "tree_map"]
-
 # Types that are always leaves, so jax is not asked about them.
 _LEAVES = {np.ndarray, int, float, bool, complex, str, bytes, *np.sctypeDict.values()}
 

@@ -8,14 +8,6 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "DAMAGED",
-    "PACKED_SUFFIXES",
-    "ForwardReader",
-    "UnpackError",
-    "unpacked_chunks",
-]
-
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 """What reading a damaged file raises."""
 

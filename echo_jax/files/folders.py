@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 if TYPE_CHECKING:
     from etils import epath
 
-__all__ = ["FolderError", "RunPath", "run_file", "run_folder", "typed_path"]
-
 if find_spec("gcsfs"):
     # With TensorFlow installed, epath (which Orbax uses for its files) would use
     # TensorFlow's client.

@@ -12,19 +12,6 @@ from typing import Any
 
 from echo_jax.files.folders import RunPath
 
-__all__ = [
-    "DamagedFileError",
-    "json_line",
-    "missing",
-    "plain",
-    "read_if_whole",
-    "read_json",
-    "read_line",
-    "seal",
-    "unseal",
-    "write_json",
-]
-
 _SUM = "crc32"
 
 

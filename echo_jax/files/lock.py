@@ -29,8 +29,6 @@ from filelock import FileLock, Timeout
 from echo_jax.files.folders import FolderError, RunPath
 from echo_jax.terminal.countdown import Countdown
 
-__all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
-
 # These cannot be names of arms, which begin with a letter or a digit.
 LOCK_NAME = ".lock"
 # The lock of a report's files: a report is possible while a run trains in the folder.

@@ -4,8 +4,6 @@ import codecs
 import itertools
 from collections.abc import Iterable, Iterator
 
-__all__ = ["READ_AS", "EncodingError", "read_text", "text_chunks"]
-
 READ_AS = {"encoding": "utf-8-sig", "newlines": "universal"}
 """How text is read, for ``dataset.json``: see `text_chunks`."""
 

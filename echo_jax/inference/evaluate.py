@@ -18,8 +18,6 @@ from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update.recompute import with_recomputed_statistics
 from echo_jax.workloads import Workload, build
 
-__all__ = ["Evaluation", "evaluate_run", "open_evaluation"]
-
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -16,8 +16,6 @@ from echo_jax.studies.page import items, page
 from echo_jax.training.feeds.of_config import Use, first_uses
 from echo_jax.workloads.base import Workload
 
-__all__ = ["write_examples"]
-
 _EXAMPLES = 8
 # The number of uses of an example; if there are more, the last one is also shown.
 _SHOWN = 8

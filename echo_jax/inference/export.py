@@ -10,8 +10,6 @@ from echo_jax.files.folders import RunPath, run_file
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.saving.weights import SUFFIX, write_weights
 
-__all__ = ["KINDS", "export_run"]
-
 KINDS = ("safetensors", "stablehlo")
 """What a run can be exported to."""
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_boxes", "embedded", "png_of"]
-
 # Distinct on light and dark photographs, and with most colour blindness (Okabe and Ito
 # 2008).
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")

@@ -17,8 +17,6 @@ from echo_jax.inference.run import TrainedRun
 from echo_jax.studies.figures import own_style
 from echo_jax.studies.page import figure, page, table
 
-__all__ = ["write_evaluation"]
-
 # A larger matrix is not readable.
 _MOST_CLASSES = 30
 _MOST_CONFUSED = 12

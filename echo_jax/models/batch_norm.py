@@ -14,16 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = [
-    "GhostBatchNorm",
-    "map_norms",
-    "merged_statistics",
-    "momentum_or_none",
-    "statistics_axes",
-    "statistics_of_batch",
-    "statistics_over",
-]
-
 _AXES: ContextVar[tuple[str, ...]] = ContextVar("axes", default=())
 _KEEPS_AVERAGES: ContextVar[bool] = ContextVar("keeps_averages", default=True)
 

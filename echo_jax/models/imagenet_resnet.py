@@ -15,8 +15,6 @@ import jax.numpy as jnp
 
 from echo_jax.models.batch_norm import GhostBatchNorm
 
-__all__ = ["Block", "ImageNetResNet", "ResNetStages", "conv"]
-
 Block = Literal["bottleneck", "basic"]
 
 _EXPANSION = 4

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from echo_jax.models.imagenet_resnet import conv
 from echo_jax.models.resnet import Norm, norm_layer
 
-__all__ = ["MobileNetSize", "MobileNetV3"]
-
 MobileNetSize = Literal["small", "large"]
 
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 
 from echo_jax.models.batch_norm import momentum_or_none, statistics_axes
 
-__all__ = ["Norm", "ResNet", "norm_layer"]
-
 Norm = Literal["batch", "group"]
 
 _GROUP_CHANNELS = 8

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.imagenet_resnet import ResNetStages
 
-__all__ = ["SSD", "map_sizes"]
-
 # Channels of the maps behind the trunk, in units of its width. With the usual width of
 # 64 they are those of SSD300: 512 for the first two maps, then 256.
 _FIRST_EXTRAS, _OTHER_EXTRAS = 8, 4

@@ -6,8 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Transformer"]
-
 _POSITIONS = ("learned", "sinusoidal")
 _ACTIVATIONS = {"gelu": nn.gelu, "relu": nn.relu}
 

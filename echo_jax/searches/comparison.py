@@ -29,16 +29,6 @@ from echo_jax.studies import fields
 from echo_jax.studies.runs import BASELINE, StudyError
 from echo_jax.terminal.printable import printable
 
-__all__ = [
-    "ArmResult",
-    "Falsified",
-    "Search",
-    "Searched",
-    "is_searched",
-    "log_speedups",
-    "read_search",
-]
-
 # For trials of earlier versions, which do not record their metric.
 _METRICS = {"cifar": "accuracy", "lm": "loss"}
 # A larger number would take too long to look for.

@@ -19,15 +19,6 @@ from echo_jax.studies.figures import COLOURS, write_drawn
 from echo_jax.studies.runs import BASELINE, Study, StudyError
 from echo_jax.studies.table import in_terminal, write_table
 
-__all__ = [
-    "BestArm",
-    "Found",
-    "best_arms",
-    "best_arms_table",
-    "speedup_by_clock",
-    "write_best_arms",
-]
-
 _RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 _TITLE = "Which arm is the fastest at which R"
 _HEADINGS = ("study", "fastest", "R", "times as fast as the baseline", "as fast")

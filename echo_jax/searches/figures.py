@@ -25,8 +25,6 @@ from echo_jax.searches.trials import crossing
 from echo_jax.studies.figures import COLOURS, MARKERS, mean_curve, write_drawn
 from echo_jax.studies.runs import BASELINE
 
-__all__ = ["mean_points", "write_search_figures"]
-
 _RATIO = 4  # R of the seconds that are drawn
 _WIDTH = 11.0
 # The number of values of a mean curve to a target.

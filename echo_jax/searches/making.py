@@ -37,8 +37,6 @@ from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 
-__all__ = ["make_trials", "num_missing", "refuse_other_falsifiers"]
-
 # Errors of a config that cannot be trained at a point. A file that cannot be written
 # is not such a result.
 _FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)

@@ -14,8 +14,6 @@ import numpy as np
 
 from echo_jax.studies.fields import flat_fields
 
-__all__ = ["Axis", "Space"]
-
 _SCALES = ("linear", "log", "log1m")
 # The part of the unit interval that counts as the edge of an axis.
 _EDGE = 0.1

@@ -19,8 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-__all__ = ["Interval", "expected_best", "mean_interval", "relative_seconds"]
-
 _RESAMPLES = 4999
 
 

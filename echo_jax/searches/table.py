@@ -13,15 +13,6 @@ from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.table import in_terminal, write_table
 
-__all__ = [
-    "headings",
-    "notes",
-    "rows",
-    "search_table",
-    "write_search_markdown",
-    "write_search_report",
-]
-
 _RATIOS = (1, 2, 4, 8)
 _IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
 _IN_TERMINAL += ("final less the baseline's",)

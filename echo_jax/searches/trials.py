@@ -25,19 +25,6 @@ from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.searches.space import Space
 from echo_jax.terminal.printable import printable
 
-__all__ = [
-    "OUTCOMES",
-    "Protocol",
-    "Trial",
-    "Unit",
-    "best_of",
-    "crossing",
-    "made_of",
-    "read_environments",
-    "read_unit",
-    "write_unit",
-]
-
 OUTCOMES = ("reached", "ended", "cut", "short", "diverged", "failed")
 """What became of a trial: it met the target; ended, where there is none; was cut; did
 not meet it in all updates; its loss was no number; or it could not be trained, as its

@@ -25,8 +25,6 @@ from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
-__all__ = ["LostWorkerError", "StudyStopped", "run_search"]
-
 _LOOK_EVERY_S = 1.0
 _OTHERS_EVERY_S = 10.0
 # Time for workers to end after a signal, before they are killed.

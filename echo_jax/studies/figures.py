@@ -18,16 +18,6 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from echo_jax.files.folders import RunPath, run_file
 from echo_jax.studies.runs import Run, Study
 
-__all__ = [
-    "COLOURS",
-    "MARKERS",
-    "mean_curve",
-    "own_style",
-    "write_drawn",
-    "write_figure",
-    "write_png",
-]
-
 # Okabe and Ito (2008): distinct with every common colour blindness. Black is first, so
 # that the baseline has the neutral colour.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["figure", "items", "page", "plain_json", "table"]
-
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;

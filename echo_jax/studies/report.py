@@ -13,8 +13,6 @@ from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Study
 from echo_jax.studies.table import arm_rows, cells, headings, notes, write_markdown
 
-__all__ = ["write_report"]
-
 # The file names of `echo-jax report examples` and `echo-jax evaluate --report`.
 _PAGES = {"examples.html": "first examples", "evaluation.html": "evaluation"}
 _COMMANDS = (

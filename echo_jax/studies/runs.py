@@ -18,16 +18,6 @@ from echo_jax.files.json_files import DamagedFileError, missing, read_json, read
 from echo_jax.studies import fields
 from echo_jax.terminal.printable import printable
 
-__all__ = [
-    "BASELINE",
-    "Run",
-    "Study",
-    "StudyError",
-    "read_run",
-    "read_runs",
-    "read_study",
-]
-
 BASELINE = "baseline"
 """The name of the arm to which the others are compared."""
 

@@ -24,8 +24,6 @@ from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
 from echo_jax.studies.table import arm_rows, in_terminal, markdown_notes, markdown_table
 
-__all__ = ["Point", "Scaling", "read_scaling", "terminal_tables", "write_scaling"]
-
 HEADINGS = ("run", "processes", "devices", "batch per device", "steps/s", "examples/s")
 HEADINGS += ("efficiency", "idle")
 

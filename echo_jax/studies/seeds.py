@@ -17,8 +17,6 @@ from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Run, Study, StudyError, read_study
 from echo_jax.studies.table import ArmRow, arm_rows, in_terminal, write_table
 
-__all__ = ["Seeds", "read_seeds", "seeds_table", "write_seeds_report"]
-
 _X_OF = ("fresh", "updates", "seconds")
 # The columns after these are only in the files.
 _IN_TERMINAL = 6

@@ -19,19 +19,6 @@ from echo_jax.echo.instrument.rates import mean_worth
 from echo_jax.files.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
-__all__ = [
-    "ArmRow",
-    "arm_rows",
-    "cells",
-    "headings",
-    "in_terminal",
-    "markdown_notes",
-    "markdown_table",
-    "notes",
-    "terminal_table",
-    "write_markdown",
-]
-
 # These columns are only in the Markdown table and the report.
 _NOT_IN_TERMINAL = ("echo", "idle")
 # Names up to this length stay whole; the columns beside them are folded.

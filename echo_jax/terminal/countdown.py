@@ -15,8 +15,6 @@ from rich.progress import (
 
 from echo_jax.terminal.printable import printable
 
-__all__ = ["Countdown"]
-
 
 # Without a terminal, every new step prints a line. Its progress prints a line at most
 # every `line_every_s`.

@@ -21,18 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Self
 
-__all__ = [
-    "EndsAtOnce",
-    "SignalThread",
-    "before_abort",
-    "before_exit",
-    "drop_lost_outputs",
-    "end",
-    "flush_output",
-    "owns_process",
-    "stop_signals",
-]
-
 # The command of this process, if the process has no other purpose. It is global, like
 # signal handlers.
 _program: tuple[str, ...] = ()

@@ -15,8 +15,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["forget", "quiet_libraries", "sentence", "status_of"]
-
 _PACKAGE = Path(__file__).parents[1]
 _OUTPUT = 1  # the descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT)

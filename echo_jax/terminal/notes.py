@@ -9,8 +9,6 @@ from rich.console import Console
 
 from echo_jax.terminal.printable import printable
 
-__all__ = ["Notes", "pauses", "say_while_slow", "silent_s"]
-
 # The time until the first line about a slow step, and its minimum after another line.
 _WONDERS_S, _LEAST_S = 3.0, 1.0
 # The time until the next line, which doubles each time, and its maximum.

@@ -1,7 +1,5 @@
 """Escapes text from files so that it cannot control a terminal."""
 
-__all__ = ["printable"]
-
 
 # The name of a file, a class or a run may contain escape sequences, line breaks, marks
 # of writing direction, and half characters that cannot be encoded.

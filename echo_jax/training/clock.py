@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Clock", "DeviceTime", "Phase", "Work"]
-
 # train: computing, and the loop itself. wait: blocked on the input. pause: start-up,
 # compilation, evaluation and checkpointing.
 Phase = Literal["train", "wait", "pause"]

@@ -36,8 +36,6 @@ from echo_jax.training.update.optim import Optimizer
 from echo_jax.training.xla.options import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = ["CompiledFunctions", "next_group", "several_updates"]
-
 # Two independent random streams of the run's seed.
 _INIT_KEY, _STEP_KEY = 0, 1
 

@@ -23,9 +23,6 @@ from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.update.recompute import fresh_batches, with_recomputed_statistics
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
-__all__ = ["check_branches", "evaluate", "evaluate_split"]
-__all__ += ["has_branch", "metric_after_fresh"]
-
 # The random stream of a run's seed for the order of a branch's data.
 _STREAM = 0xB4
 

@@ -5,8 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["NonFiniteLossError", "is_finite"]
-
 
 class NonFiniteLossError(FloatingPointError):
     """A run went to NaN or infinity; no such state was saved.

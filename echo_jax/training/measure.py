@@ -25,8 +25,6 @@ from echo_jax.training.processes.distributed import broadcast_from_first, own_sh
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["Decided", "Rates", "decide", "held_feed", "measure_step"]
-
 _TOGETHER_CALLS = 8
 
 

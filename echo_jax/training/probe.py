@@ -15,8 +15,6 @@ from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["calibrate", "probe_config"]
-
 # The maximum number of batches, and of steps; two seconds of each at most.
 _MOST_CALLS = 1000
 

@@ -13,8 +13,6 @@ from echo_jax.training.records.environment import claim_workdir
 from echo_jax.training.records.loggers import LOGGERS
 from echo_jax.training.saving.model import MODEL_FILE, TASK_FILE
 
-__all__ = ["Start", "TakenBack"]
-
 # They end with the run, unless the config sets their end.
 _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
 

@@ -103,9 +103,6 @@ from echo_jax.training.xla.flops import UpdateFlops, count_flops, sent_bytes
 from echo_jax.training.xla.profile import Profile
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = ["Trainer", "compile_functions", "init_state", "train", "train_checked"]
-__all__ += ["RunInputs", "StepReport", "TrainState", "run_inputs", "train_step"]
-
 
 class TrainState(struct.PyTreeNode):
     """The training state: all arrays that an update changes.

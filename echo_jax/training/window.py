@@ -14,16 +14,6 @@ from flax import struct
 from echo_jax.training.update.noise import NoiseScale
 from echo_jax.workloads.base import Sums
 
-__all__ = [
-    "MAX_METRICS",
-    "REPEAT_BUCKETS",
-    "GradientWindow",
-    "LossWindow",
-    "metric_means",
-    "named_metrics",
-    "stacked_metrics",
-]
-
 REPEAT_BUCKETS = 8
 """Losses are kept apart for repeats 0 to 6; bucket 7 is repeat 7 and all later."""
 

@@ -24,15 +24,6 @@ from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_sou
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
-__all__ = [
-    "Splits",
-    "compute_dtype",
-    "limited",
-    "make_workload",
-    "module_table",
-    "open_splits",
-]
-
 # Wide enough for the longest row; a table is only as wide as it needs.
 _TABLE_WIDTH = 400
 

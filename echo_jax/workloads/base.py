@@ -15,8 +15,6 @@ from jax.typing import ArrayLike
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 
-__all__ = ["Augment", "Batch", "Evaluator", "Sums", "Task", "Variables", "Workload"]
-
 Batch = dict[str, Any]
 """A batch: a dict of arrays with a leading batch axis of size B."""
 

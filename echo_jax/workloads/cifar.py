@@ -24,8 +24,6 @@ from echo_jax.workloads.assembly import compute_dtype, make_workload, open_split
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 
-__all__ = ["build", "decode_input", "task_of"]
-
 _IMAGE_SIZE = 32
 _PADDING = 4
 

@@ -13,8 +13,6 @@ from jax.typing import ArrayLike
 from echo_jax.workloads.assembly import module_table
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
-__all__ = ["ImageClassifier", "ImageTask", "check_smoothing", "normalised"]
-
 _TOP = 5
 
 Channels = tuple[float, float, float]

@@ -48,16 +48,6 @@ from echo_jax.workloads.assembly import (
 from echo_jax.workloads.base import Batch, Sums, Variables, Workload
 from echo_jax.workloads.classification import ImageTask, normalised
 
-__all__ = [
-    "Detector",
-    "Targets",
-    "build",
-    "decode_input",
-    "detection_loss",
-    "make_targets",
-    "task_of",
-]
-
 Loss = Literal["multibox", "focal"]
 
 # More stages would make the finest map too coarse for its default boxes.

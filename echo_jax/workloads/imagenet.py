@@ -32,8 +32,6 @@ from echo_jax.workloads.assembly import compute_dtype, make_workload, open_split
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 
-__all__ = ["build", "decode_input", "task_of"]
-
 # The usual mean and standard deviation of ImageNet's pixels: 0.485, 0.456, 0.406 and
 # 0.229, 0.224, 0.225 of white.
 _PIXEL_MEAN = (123.675, 116.28, 103.53)

@@ -23,8 +23,6 @@ from echo_jax.workloads.assembly import (
 )
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = ["LanguageModel", "build", "task_of"]
-
 _SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout")
 _OPTIONAL = OPTIONAL_FIELDS["lm"]
 

@@ -18,8 +18,6 @@ from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
-__all__ = ["build", "decode_input", "task_of"]
-
 # One data set for all runs: a run's seed only shuffles and augments it.
 _TRAIN_SEED, _VALIDATION_SEED = 0, 1
 _VALIDATION_IMAGES = 2048

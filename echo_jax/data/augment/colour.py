@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from echo_jax.data.augment.stage import Batch, cast_pixels, uniforms
 
-__all__ = ["ColourDistortion", "ColourFactors"]
-
 
 class ColourFactors(NamedTuple):
     """The colour changes of a batch, each ``float32[B]``.

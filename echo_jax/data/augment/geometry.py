@@ -15,15 +15,6 @@ from jax import lax
 
 from echo_jax.data.augment.stage import Batch, cast_pixels, uniforms
 
-__all__ = [
-    "Flip",
-    "PadCrop",
-    "RandomResizedCrop",
-    "crop_boxes",
-    "flip_boxes",
-    "resize_windows",
-]
-
 _ATTEMPTS = 10
 
 

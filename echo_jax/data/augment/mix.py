@@ -11,8 +11,6 @@ from scipy.special import betaincinv
 
 from echo_jax.data.augment.stage import Batch, cast_pixels, uniforms
 
-__all__ = ["Cutout", "Mixup"]
-
 _QUANTILES = 4096
 
 

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Augment", "Batch", "Stage", "ToFloat", "cast_pixels", "uniforms"]
-
 Batch = dict[str, Any]
 """A batch of images as `echo_jax.data.augment` describes it."""
 

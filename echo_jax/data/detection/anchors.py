@@ -14,16 +14,6 @@ import numpy as np
 
 from echo_jax.data.detection.boxes import iou
 
-__all__ = [
-    "Match",
-    "NmsSettings",
-    "boxes_per_cell",
-    "default_boxes",
-    "detect",
-    "match_anchors",
-    "suppress",
-]
-
 
 @dataclass(frozen=True)
 class NmsSettings:

@@ -6,15 +6,6 @@ otherwise. The functions take NumPy or jax arrays and return the same kind.
 
 from typing import Any
 
-__all__ = [
-    "VARIANCES",
-    "box_area",
-    "decode_boxes",
-    "encode_boxes",
-    "intersection",
-    "iou",
-]
-
 VARIANCES = (0.1, 0.2)
 """What offsets of centres and of log sizes are divided by.
 

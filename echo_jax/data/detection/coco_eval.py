@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 
-__all__ = ["METRICS", "CocoEvaluator", "ground_truth_of", "read_ground_truth"]
-
 _SIZES = ("small", "medium", "large")
 METRICS = (
     *("mAP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES)),

@@ -14,8 +14,6 @@ from echo_jax.data.detection.boxes import box_area, intersection
 from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import mix
 
-__all__ = ["SsdCrop", "flip", "ssd_crop"]
-
 # Minimum overlap (IoU) of a crop with an object. None is the whole image, and 0 is a
 # crop without conditions. All are equally likely.
 _LEAST_OVERLAPS = (None, 0.0, 0.1, 0.3, 0.5, 0.7, 0.9)

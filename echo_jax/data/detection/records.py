@@ -10,8 +10,6 @@ import numpy as np
 from echo_jax.data.images.decode import decode_image
 from echo_jax.data.pipeline.stages import Item
 
-__all__ = ["DecodeBoxes", "DecodeForEvaluation", "resize_to_square"]
-
 
 @dataclass(frozen=True)
 class DecodeBoxes:

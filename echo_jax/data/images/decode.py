@@ -22,15 +22,6 @@ from echo_jax.data.images.jpeg_header import TURNS, Box, JpegHeader, jpeg_header
 from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import mix
 
-__all__ = [
-    "DecodeLabelled",
-    "Encoded",
-    "decode_image",
-    "pad_crop_flip",
-    "random_resized_crop",
-    "resize_center_crop",
-]
-
 # Reader threads and processes run in parallel. OpenCV's own threads would slow them
 # down. Every process that decodes imports this file.
 cv2.setNumThreads(0)

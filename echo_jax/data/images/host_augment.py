@@ -9,8 +9,6 @@ import numpy as np
 from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["HostAugment", "OnImage", "choose_stages", "flip"]
-
 T = TypeVar("T")
 
 

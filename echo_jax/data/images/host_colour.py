@@ -6,8 +6,6 @@ import numpy as np
 from echo_jax.data.augment import ColourDistortion
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["change_colours", "distort_colours"]
-
 
 def distort_colours(
     image: np.ndarray, seed: int, strengths: ColourDistortion | None = None

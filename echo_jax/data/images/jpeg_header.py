@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["TURNS", "Box", "JpegHeader", "Turn", "jpeg_header"]
-
 # Start-of-frame markers, which hold the image size. C4, C8 and CC are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Of these, the ones whose rows are stored in order.

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["BadItem", "BadItems"]
-
 
 @dataclass(frozen=True)
 class BadItem:

@@ -36,12 +36,10 @@ from grain.experimental import ThreadPrefetchIterDataset
 from echo_jax.data.pipeline.fresh import below_echo
 from echo_jax.data.pipeline.grain_engine import WithFreshTime, grain_fresh
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
-from echo_jax.data.pipeline.spec import EchoAfter, PipelineSpec
+from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Stages
 from echo_jax.echo.adapters import grain as echo_grain
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
-
-__all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
 
 def train_dataset(

@@ -10,8 +10,6 @@ from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.data.pipeline.stages import Item, RecordSource, stacked
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
-
 # Every run is evaluated on the same examples, whatever its seed.
 _SAMPLE_SEED = 0
 THREADS = 4

@@ -26,8 +26,6 @@ from echo_jax.data.pipeline.stages import (
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
 
-__all__ = ["Gather", "TakeNote", "below_echo", "fresh_items"]
-
 _MOST_EPOCHS = 100
 
 

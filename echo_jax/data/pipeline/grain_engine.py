@@ -23,8 +23,6 @@ from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
 
-__all__ = ["FreshTime", "TimedFresh", "WithFreshTime", "grain_fresh"]
-
 # Passing an element costs about 50 us between threads and 300 us between processes. A
 # list of items is one element.
 _ITEMS_PER_LIST = 16

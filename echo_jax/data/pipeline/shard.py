@@ -12,8 +12,6 @@ import numpy as np
 
 from echo_jax.echo.plans.lanes import Spec, lane_spec
 
-__all__ = ["SINGLE", "DataShard"]
-
 
 @dataclass(frozen=True)
 class DataShard:

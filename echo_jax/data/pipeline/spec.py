@@ -6,8 +6,6 @@ from typing import Any, Literal, get_args
 from echo_jax.data.pipeline.storage import StorageSpec
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["AUGMENT", "SHUFFLE", "STORAGE", "EchoAfter", "Engine", "PipelineSpec"]
-
 EchoAfter = Literal["read", "decode", "augment", "batch"]
 Engine = Literal["grain", "tfdata"]
 

@@ -13,18 +13,6 @@ from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.stores.leaves import read_only
 from echo_jax.echo.tree import tree_map
 
-__all__ = [
-    "BroadcastTags",
-    "FinishBatch",
-    "FinishFresh",
-    "Guarded",
-    "Item",
-    "Read",
-    "RecordSource",
-    "Stages",
-    "stacked",
-]
-
 Item = dict[str, Any]
 """A decoded example: a dict of NumPy arrays."""
 

@@ -13,8 +13,6 @@ from typing import Any, Literal, get_args
 
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = ["Distribution", "SimulatedStorage", "StorageSpec"]
-
 Distribution = Literal["constant", "exponential", "bursty"]
 
 # Nine reads in ten take 0.4 of the mean and one takes 6.4: the mean stays 1.

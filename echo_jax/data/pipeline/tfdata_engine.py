@@ -36,8 +36,6 @@ from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["TfdataBatches", "tfdata_fresh"]
-
 _ENDLESS = np.iinfo(np.int64).max
 
 

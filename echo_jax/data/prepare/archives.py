@@ -25,20 +25,6 @@ from echo_jax.files.compressed import (
     unpacked_chunks,
 )
 
-__all__ = [
-    "Entry",
-    "Files",
-    "Image",
-    "ReadFile",
-    "Readers",
-    "TarFiles",
-    "ZipFiles",
-    "file_metadata",
-    "name_problem",
-    "plain_members",
-    "whole",
-]
-
 _MAX_NAME_CHARS = 1024
 # Names are in the archive's headers. tarfile reads at most this many bytes at once.
 _MAX_HEADER_BYTES = 1024**2

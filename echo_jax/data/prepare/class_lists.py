@@ -23,17 +23,6 @@ from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.plain_text import read_text
 
-__all__ = [
-    "CLASSES",
-    "TINY_IMAGENET",
-    "called",
-    "list_metadata",
-    "listed_class",
-    "read_list",
-    "read_names",
-    "tiny_imagenet",
-]
-
 CLASSES = ("auto", "first", "last")
 """What may name a class, beside a list of files."""
 

@@ -22,8 +22,6 @@ from echo_jax.data.prepare.job import (
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
-__all__ = ["prepare_coco"]
-
 _FEATURES = {
     "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
     "image_id": "int, COCO's",

@@ -17,8 +17,6 @@ from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.compressed import DAMAGED, unpacked_chunks
 from echo_jax.files.plain_text import text_chunks
 
-__all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
-
 _MAX_JSON_BYTES = 4 * 1024**3
 # Memory over file size: up to 30 for a plain file, and seldom 100 for a packed file. It
 # is 25,000 for a file that is made to exhaust the memory.

@@ -15,8 +15,6 @@ from echo_jax.data.sources.prepared import pack
 from echo_jax.files.compressed import unpacked_chunks
 from echo_jax.files.plain_text import text_chunks
 
-__all__ = ["DOCUMENTS", "BlockStream", "Piece", "cut", "pieces"]
-
 _PIECE_CHARS = 64 * 1024
 # The counts of a `BlockStream`, with tokens that end documents and bytes between them.
 _COUNTS = ("pieces", "documents", "tokens", "bytes")

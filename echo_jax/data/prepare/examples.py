@@ -28,8 +28,6 @@ from echo_jax.data.prepare.job import (
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.data.sources.prepared import pack
 
-__all__ = ["Example", "check_image", "hold_out", "is_image", "write_splits"]
-
 _READ = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 # These are images too, so that they are counted and named, not ignored.
 _UNREAD = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")

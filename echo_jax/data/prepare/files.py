@@ -24,17 +24,6 @@ from echo_jax.data.prepare.archives import (
 from echo_jax.data.prepare.job import OnProgress, PrepareError
 from echo_jax.files.compressed import PACKED_SUFFIXES
 
-__all__ = [
-    "FilesBelow",
-    "archive_of",
-    "by_split",
-    "first_difference",
-    "folders_of",
-    "open_files",
-    "several_splits",
-    "split_folders",
-]
-
 _ARCHIVES = (
     ".zip",
     ".tar",

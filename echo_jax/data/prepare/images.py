@@ -38,8 +38,6 @@ from echo_jax.data.prepare.job import (
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
-__all__ = ["prepare_images"]
-
 _FEATURES = {
     "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
     "label": "int, the index in classes",

@@ -13,23 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = [
-    "HELD_OUT",
-    "Bad",
-    "BadExampleError",
-    "OnProgress",
-    "PrepareError",
-    "Progress",
-    "Settings",
-    "Skipped",
-    "allowed",
-    "check_holdout",
-    "is_held_out",
-    "names_no_split",
-    "ordered_map",
-    "parse_sources",
-]
-
 OnProgress = Callable[[str, float], None]
 """Told what is done, and the part of it that is done, from 0 to 1."""
 

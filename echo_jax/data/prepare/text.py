@@ -39,8 +39,6 @@ from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.files.folders import typed_path
 from echo_jax.files.plain_text import READ_AS, EncodingError, text_chunks
 
-__all__ = ["TextSettings", "prepare_text"]
-
 _TOKENIZERS = ("sentencepiece", "bytes")
 _OTHER_PACKED = (".zst", ".zip", ".7z", ".tgz", ".tar", ".parquet")
 

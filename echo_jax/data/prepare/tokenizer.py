@@ -12,16 +12,6 @@ import sentencepiece
 from echo_jax.data.prepare.job import PrepareError
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = [
-    "TOKENIZER_FILE",
-    "ByteTokenizer",
-    "SubwordTokenizer",
-    "Tokenizer",
-    "sample",
-    "token_dtype",
-    "train_subwords",
-]
-
 TOKENIZER_FILE = "tokenizer.model"
 """Holds a model of sentencepiece, beside the data or in a run folder."""
 

@@ -33,8 +33,6 @@ from echo_jax.files.json_files import (
 )
 from echo_jax.files.lock import LOCK_NAME, FolderLock
 
-__all__ = ["Workspace"]
-
 # One record per group, because records are read one by one in any order. Images are
 # already compressed, and reading tokens is faster than unpacking them.
 _WRITER_OPTIONS = "group_size:1,uncompressed"

@@ -12,8 +12,6 @@ from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.prepared import unpack
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
-__all__ = ["ArrayRecordData"]
-
 
 class ArrayRecordData:
     """Files ``*.array_record``, and for images ``classes.txt`` beside them."""

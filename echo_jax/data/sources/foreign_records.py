@@ -10,8 +10,6 @@ from typing import Any
 
 from echo_jax.data.sources.prepared import pack, unpack
 
-__all__ = ["DecodeRecord", "ForeignRecords", "Opened", "open_foreign"]
-
 # As `echo_jax.data.sources.source` describes them.
 _ENTRIES: dict[str, dict[str, type]] = {
     "images": {"image": bytes, "label": int, "name": str},

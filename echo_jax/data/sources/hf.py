@@ -14,8 +14,6 @@ from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, shards_metadata
 from echo_jax.files.folders import typed_path
 
-__all__ = ["HuggingFaceData"]
-
 # The columns of each kind, and the feature that identifies each column.
 _COLUMNS = {"images": ("image", "label"), "text": ("text",)}
 _OPTIONS = ("config", "image", "label", "text")

@@ -19,20 +19,6 @@ from array_record.python.array_record_module import ArrayRecordReader
 from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError, read_json
 
-__all__ = [
-    "DATASET_FILE",
-    "FORMAT",
-    "Prepared",
-    "PreparedError",
-    "Value",
-    "count_records",
-    "open_prepared",
-    "pack",
-    "read_info",
-    "unpack",
-    "verify",
-]
-
 DATASET_FILE = "dataset.json"
 FORMAT = 1
 

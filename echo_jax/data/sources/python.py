@@ -9,8 +9,6 @@ from typing import Any
 
 from echo_jax.data.sources.foreign_records import Opened, open_foreign
 
-__all__ = ["PythonData"]
-
 
 class PythonData:
     """A user's class with random access: ``C(split)[index]`` is the dict of its kind.

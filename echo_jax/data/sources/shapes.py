@@ -15,18 +15,6 @@ from echo_jax.data.augment import Augment, Flip, PadCrop
 from echo_jax.data.images.decode import decode_image, pad_crop_flip
 from echo_jax.echo.keys import seed_for_use
 
-__all__ = [
-    "CLASS_NAMES",
-    "IMAGE_SIZE",
-    "SHIFT_PIXELS",
-    "ShapeRecords",
-    "augment_shape",
-    "augment_shapes",
-    "decode_shape",
-    "draw_shape",
-    "shape_cover",
-]
-
 IMAGE_SIZE = 32
 """Height and width of an image, in pixels."""
 

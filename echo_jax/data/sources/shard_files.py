@@ -11,8 +11,6 @@ from typing import Any
 from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
 
-__all__ = ["find_shards", "read_classes", "shards_metadata"]
-
 _SPLITS = ("train", "validation", "valid", "val", "test")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_SHARDS = 100_000

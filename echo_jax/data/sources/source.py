@@ -28,8 +28,6 @@ from echo_jax.data.pipeline.stages import RecordSource
 from echo_jax.data.sources.foreign_records import DecodeRecord
 from echo_jax.data.sources.prepared import open_prepared, read_info
 
-__all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_source"]
-
 Kind = Literal["images", "coco", "text"]
 
 # The module and the class of each scheme; imports take time or extra packages.

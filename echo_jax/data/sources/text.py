@@ -20,14 +20,6 @@ from echo_jax.files.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
 from echo_jax.files.folders import typed_path
 from echo_jax.files.plain_text import EncodingError, text_chunks
 
-__all__ = [
-    "MAX_TEXT_BYTES",
-    "TextCorpus",
-    "TextWindows",
-    "decode_window",
-    "load_corpus",
-]
-
 MAX_TEXT_BYTES = 2 * 1024**3
 """Largest corpus, in bytes after decompression: it is held in memory."""
 

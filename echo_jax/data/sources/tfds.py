@@ -16,8 +16,6 @@ from tensorflow_datasets.core.read_only_builder import builder_from_files
 from echo_jax.data.images.decode import decode_image
 from echo_jax.data.sources.foreign_records import ForeignRecords, Opened
 
-__all__ = ["TfdsData", "TfdsRecords"]
-
 # The features of each kind of data.
 _FEATURES = {
     "images": ("image", "label"),

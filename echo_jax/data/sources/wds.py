@@ -20,8 +20,6 @@ from echo_jax.data.prepare.archives import Entry, plain_members, whole
 from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
-__all__ = ["WebData"]
-
 # Endings of the member with the content of each kind.
 _CONTENT = {
     "images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm"),

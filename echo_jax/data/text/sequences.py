@@ -29,14 +29,6 @@ from echo_jax.data.sources.source import is_made_by_others, open_source
 from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
 from echo_jax.files.folders import typed_path
 
-__all__ = [
-    "Sequences",
-    "choose_group",
-    "open_sequences",
-    "sample_documents",
-    "unigram_nats",
-]
-
 # Size of the sample that decides how many records are put into one sequence.
 _SAMPLE_RECORDS = 2000
 _MOST_GROUPED = 64

@@ -25,8 +25,6 @@ except ImportError as error:
         "pip install 'echo-jax[tfdata]'"
     ) from error
 
-__all__ = ["GraphEcho", "tf"]
-
 _USES_AT_ONCE = 64
 _COUNTS_AT_ONCE = 1024
 _NONE = np.zeros(0, np.int64)

@@ -20,8 +20,6 @@ from echo_jax.echo.instrument.rates import (
     seconds_per_update,
 )
 
-__all__ = ["OptionNames", "ProbeReport", "StageTime", "advised"]
-
 _LINES = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False)
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -29,8 +29,6 @@ from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = ["MAX_IN_FLIGHT", "BoundedSteps", "probe", "time_calls", "time_in_turns"]
-
 Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
 

@@ -20,8 +20,6 @@ from echo_jax.echo.orders.base import Broken
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = ["CHECKS"]
-
 
 def _exactness(trial: Trial, record: Record) -> None:
     """Law 1: each item has its exact number of uses, each with the item's own bits."""

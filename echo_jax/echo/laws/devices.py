@@ -11,8 +11,6 @@ from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.harness import CountingUpstream, close
 from echo_jax.echo.spec import AnySpec, EchoSpec
 
-__all__ = ["assert_device_laws"]
-
 MakeDeviceEcho = Callable[[CountingUpstream, Any, Any], Iterator[Any]]
 
 

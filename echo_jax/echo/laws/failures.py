@@ -21,8 +21,6 @@ import numpy as np
 from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
 from echo_jax.echo.tree import tree_map
 
-__all__ = ["Interrupted", "all_or_nothing", "interruption", "one_consumer"]
-
 # After this many failures in a row, the echo counts as refusing.
 _NUM_ATTEMPTS = 5
 # How many runs are interrupted, and within how many lines of an output.

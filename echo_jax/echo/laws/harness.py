@@ -13,17 +13,6 @@ from echo_jax.echo.laws.modes import bounds_of
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.tree import flatten, tree_map
 
-__all__ = [
-    "CountingUpstream",
-    "MakeEcho",
-    "Record",
-    "Trial",
-    "Use",
-    "bits_of",
-    "close",
-    "uses_of",
-]
-
 
 class CountingUpstream(Iterator[Any]):
     """A resumable iterator that counts how many items are read from it.

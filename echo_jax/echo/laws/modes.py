@@ -18,8 +18,6 @@ from echo_jax.echo.plans import make_plan, outputs_of
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["batches_of", "bounds_of", "plan_run"]
-
 
 def bounds_of(spec: AnySpec, num_items: int) -> list[tuple[int, int]]:
     """Returns the least and the largest number of uses of every item."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from echo_jax.echo.schedule import Schedule
 
-__all__ = ["Broken", "Order", "Pairs", "Piece", "grouped_argsort", "lags"]
-
 _NO_KEY = np.uint64(0)
 # The place of a broken promise, the expected value, and the one found.
 Broken = tuple[str, object, object]

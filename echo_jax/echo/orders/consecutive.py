@@ -6,8 +6,6 @@ import numpy as np
 
 from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, lags
 
-__all__ = ["Consecutive"]
-
 # At large factors a piece has fewer items, so that its arrays stay small.
 _ITEMS_PER_PIECE, _USES_PER_PIECE = 1024, 65_536
 

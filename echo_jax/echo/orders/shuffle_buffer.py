@@ -23,8 +23,6 @@ import numpy as np
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, grouped_argsort
 
-__all__ = ["ShuffleBuffer"]
-
 # Slots are chosen with 32 random bits.
 _MAX_BUFFER = 1 << 31
 # A use stays longer than buffer * (ln buffer + this) draws with a probability of

@@ -25,8 +25,6 @@ import numpy as np
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece, grouped_argsort, lags
 
-__all__ = ["Spread"]
-
 _MAX_USES = 10_000
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.orders.base import Broken, Order, Pairs, Piece
 
-__all__ = ["WindowShuffle"]
-
 _MAX_DELAY_BITS = 16
 _MIN_DELAY_BITS = 10
 

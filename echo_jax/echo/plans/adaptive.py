@@ -33,8 +33,6 @@ from echo_jax.echo.plans.base import Decision, Need, Uses, stacked
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import AdaptiveSpec
 
-__all__ = ["AdaptivePlan"]
-
 # Goes up whenever the same arguments and log yield another sequence than before.
 _SEQUENCE_VERSION = 3
 _HALF = np.uint64(32)

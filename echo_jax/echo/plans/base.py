@@ -15,19 +15,6 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 
-__all__ = [
-    "Decision",
-    "Need",
-    "Plan",
-    "Restored",
-    "Uses",
-    "check_keys",
-    "check_origin",
-    "damaged",
-    "outputs_of",
-    "stacked",
-]
-
 
 class Need(NamedTuple):
     """The number of further rows of every lane that the next decision needs."""

@@ -33,8 +33,6 @@ from echo_jax.echo.plans.base import (
 from echo_jax.echo.plans.lanes import Lanes, lane_spec
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["FixedPlan"]
-
 _LEAST_STRIDE = 64
 # The most batches that are decided at once, and the most uses beyond one batch.
 _BATCHES_AHEAD, _USES_AHEAD = 32, 1 << 15

@@ -22,15 +22,6 @@ from echo_jax.echo.orders import ORDERS
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
 
-__all__ = [
-    "Lanes",
-    "Spec",
-    "joined_state",
-    "lane_spec",
-    "lanes_are_alike",
-    "split_state",
-]
-
 
 @dataclass(frozen=True)
 class Lanes:

@@ -14,8 +14,6 @@ from echo_jax.echo.plans.base import Plan, Restored, Uses, check_keys, check_ori
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 
-__all__ = ["RingPlan"]
-
 
 class RingPlan(Plan):
     """The common part of adaptive and stochastic plans: all but their decisions."""

@@ -27,8 +27,6 @@ from echo_jax.echo.plans.base import Decision, Need, Uses
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
 
-__all__ = ["StochasticPlan", "decide_fetches"]
-
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
 _LOAD, _REUSE = 0, 1  # the purposes of randomness

@@ -14,8 +14,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from echo_jax.echo.default_spec import free_on
 from echo_jax.echo.stores.slot_layout import SlotLayout, check_integers, layout_of
 
-__all__ = ["Augment", "EchoBuffer", "default_mesh", "jitted_write", "split_over"]
-
 # A pure function of a batch and a key for every example.
 Augment = Callable[[Any, jax.Array], Any]
 # Positions in the integers of a batch; see `DeviceFeed.take`.

@@ -16,8 +16,6 @@ from echo_jax.echo.source import Element
 from echo_jax.echo.stores.leaves import ReuseGuard, as_array, private, read_only, view
 from echo_jax.echo.tree import Structure, flatten, tree_map
 
-__all__ = ["ItemStore", "RingStore"]
-
 # Enough to avoid a Python step for each row, and few compared with the buffer.
 _REWRITTEN_ROWS = 128
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")

@@ -23,16 +23,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "ReuseGuard",
-    "as_array",
-    "check_leaf",
-    "of_torch",
-    "private",
-    "read_only",
-    "view",
-]
-
 # Their kinds always become an array of the same values.
 _NUMBERS = (int, float, complex, np.number, np.bool_)
 # Beside a record, of type void.

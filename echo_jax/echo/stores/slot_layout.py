@@ -18,8 +18,6 @@ import numpy as np
 
 from echo_jax.echo.stores.leaves import check_leaf, of_torch
 
-__all__ = ["SlotLayout", "check_integers", "layout_of"]
-
 _TILE_WIDTH = 128
 # In elements. The compiler chooses the layout of smaller leaves, such as labels.
 _LEAST_TILED = 32

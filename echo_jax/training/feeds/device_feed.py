@@ -21,8 +21,6 @@ from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import put
 from echo_jax.workloads.base import Augment, Batch
 
-__all__ = ["DeviceBatching", "DeviceEchoFeed", "count_lanes"]
-
 # A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20
 

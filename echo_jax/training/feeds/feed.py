@@ -23,8 +23,6 @@ from echo_jax.training.processes.distributed import put
 from echo_jax.training.processes.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
 
-__all__ = ["Batching", "Feed", "HostBatching", "HostFeed", "JoinedBatches", "stacked"]
-
 # Smaller inputs are sent by the call that uses them, which saves two thirds of the
 # host's work for a small step. This call would copy larger inputs.
 _SENT_AHEAD_BYTES = 1 << 20

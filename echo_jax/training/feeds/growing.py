@@ -9,8 +9,6 @@ from echo_jax.config.batch import BatchGrowth
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training.feeds.feed import Batching, Feed
 
-__all__ = ["GrowingFeed"]
-
 
 # The other feed is used as it would be without parts. So an echo's order, and the
 # examples of a batch, do not depend on how it grows.

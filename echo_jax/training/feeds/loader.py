@@ -15,18 +15,6 @@ from echo_jax.training.processes.distributed import all_gather
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = [
-    "BUDGET_S",
-    "LEAST_CALLS",
-    "QUICK_CALLS",
-    "Loader",
-    "data_ended",
-    "measure_loader",
-    "next_batch",
-    "take_sample",
-    "unechoed",
-]
-
 # Seconds and calls to measure the loader, and the step. A training run starts with at
 # most QUICK_CALLS.
 BUDGET_S = 2.0

@@ -28,16 +28,6 @@ from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.update.gradients import examples_at_once
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = [
-    "Use",
-    "check_data",
-    "check_echo",
-    "first_uses",
-    "log_name",
-    "make_echo_spec",
-    "open_feed",
-]
-
 
 class Use(NamedTuple):
     """A use of an example."""

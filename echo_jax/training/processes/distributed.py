@@ -25,20 +25,6 @@ from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.training.processes import peers
 from echo_jax.training.processes.interrupt import Interrupted
 
-__all__ = [
-    "all_gather",
-    "broadcast_from_first",
-    "call_with_host_arrays",
-    "connected",
-    "fetch_global",
-    "is_main_process",
-    "own_shards",
-    "put",
-    "replicate",
-    "this_shard",
-    "wait_for_all",
-]
-
 # Longer than the first process checks whether a run folder is free.
 _WAIT_FOR_ALL_MS = 600_000
 # Longer than `peers` needs: jax's runtime notices a lost process later and names it

@@ -13,8 +13,6 @@ from jax.experimental import multihost_utils
 from echo_jax.terminal import ending
 from echo_jax.training.processes import peers
 
-__all__ = ["DataTimeoutError", "Interrupted", "StopSignal"]
-
 
 class Interrupted(Exception):
     """A signal stopped the run; exit_code is 128 + signum, as a shell reports it."""

@@ -27,8 +27,6 @@ from jax._src import distributed as jax_distributed  # The store has no public n
 from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
-__all__ = ["LOST", "Alone", "Peers", "here", "joined"]
-
 LOST = 75  # The exit status: another attempt may succeed.
 _SIGN_EVERY_S = 2.0
 # A process without a sign for this long is lost. jax's runtime waits for 100 s.

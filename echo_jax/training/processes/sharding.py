@@ -9,16 +9,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.training.processes.distributed import put
 
-__all__ = [
-    "batch_sharding",
-    "group_sharding",
-    "idle_on_one_device",
-    "make_mesh",
-    "param_shardings",
-    "put_batch",
-    "replicated",
-]
-
 # Both axes split the batch; fsdp also splits parameters and optimizer state.
 _AXES = ("data", "fsdp")
 

@@ -21,8 +21,6 @@ from echo_jax.config import Config
 from echo_jax.terminal import ending
 from echo_jax.training.processes.interrupt import DataTimeoutError
 
-__all__ = ["Stalled", "Watchdog", "describe_data"]
-
 # A wait is reported after this time, then after twice as long, and so on.
 _NOTE_S = 30.0
 # How long a stopped run waits for its input. A grace period is at least 10 s (docker)

@@ -25,18 +25,6 @@ from echo_jax.training.processes.distributed import (
     wait_for_all,
 )
 
-__all__ = [
-    "check_saved",
-    "check_shared",
-    "check_workdir",
-    "claim_workdir",
-    "code_commit",
-    "config_sha256",
-    "describe_environment",
-    "identity",
-    "lock_workdir",
-]
-
 _PACKAGES = ("echo-jax", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
 _PACKAGES += ("orbax-checkpoint",)
 

@@ -12,8 +12,6 @@ from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
 from echo_jax.training.processes.distributed import is_main_process
 
-__all__ = ["LOGGERS", "check_loggers", "open_loggers", "scalars_of"]
-
 
 # Each takes the numbers, arrays and images (``uint8[N, height, width, 3]``) of a run by
 # name, after ``update`` updates.

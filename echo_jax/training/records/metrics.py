@@ -9,15 +9,6 @@ import numpy as np
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.xla.flops import UpdateFlops
 
-__all__ = [
-    "AFTER_FRESH",
-    "RowMaker",
-    "Totals",
-    "first_to_meet",
-    "idle_fraction",
-    "train_metrics",
-]
-
 
 @dataclass(frozen=True)
 class Totals:

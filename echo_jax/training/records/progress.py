@@ -16,9 +16,6 @@ from echo_jax.training.records.metrics import train_metrics
 from echo_jax.training.saving.checkpoint import Restored
 from echo_jax.workloads.base import Workload
 
-__all__ = ["Progress", "show_run"]
-
-
 # Without a bar, a line is printed after this time without one.
 _LINE_EVERY_S = 10.0
 

@@ -26,8 +26,6 @@ from echo_jax.training.records.progress import Progress
 from echo_jax.training.saving.checkpoint import Restored
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["MetricsFile", "RunLog", "write_json_once"]
-
 # How many images of a batch are shown.
 _IMAGES = 16
 

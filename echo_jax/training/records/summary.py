@@ -12,15 +12,6 @@ from echo_jax.training.records.metrics import Totals, idle_fraction, train_metri
 from echo_jax.training.xla.flops import UpdateFlops
 from echo_jax.workloads.base import Workload
 
-__all__ = [
-    "DECIDES_THE_END",
-    "describe_run",
-    "is_finished",
-    "make_summary",
-    "read_diverged",
-    "write_diverged",
-]
-
 DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
 """The fields by which `is_finished` goes, and their types."""
 

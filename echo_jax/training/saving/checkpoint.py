@@ -39,8 +39,6 @@ from echo_jax.training.saving.checkpoint_reader import (
     sha256_of,
 )
 
-__all__ = ["Checkpoints", "Restored", "params_sha256"]
-
 State = TypeVar("State")
 
 # How long the end of a run is delayed for a save in progress.

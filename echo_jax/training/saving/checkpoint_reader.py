@@ -32,8 +32,6 @@ from echo_jax.training.processes.distributed import (
     is_main_process,
 )
 
-__all__ = ["CheckpointReader", "DamagedCheckpointError", "checksums", "sha256_of"]
-
 State = TypeVar("State")
 
 # Larger files hold arrays, which have checksums of their own.

@@ -19,17 +19,6 @@ from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.training.processes.distributed import call_with_host_arrays
 from echo_jax.workloads.base import Task, Workload
 
-__all__ = [
-    "MODEL_FILE",
-    "TASK_FILE",
-    "Model",
-    "SavedTask",
-    "read_task",
-    "size_of",
-    "write_table",
-    "write_task",
-]
-
 MODEL_FILE, TASK_FILE = "model.txt", "task.json"
 
 

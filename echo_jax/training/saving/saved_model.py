@@ -20,8 +20,6 @@ from echo_jax.training.saving.weights import SUFFIX, flat_arrays, read_weights
 from echo_jax.training.update.local import model_of
 from echo_jax.workloads.base import Variables
 
-__all__ = ["SavedModel", "WarmStart", "read_model", "replaced", "warm_start"]
-
 # How many arrays of each kind are named.
 _MOST_NAMED = 4
 

@@ -15,8 +15,6 @@ from flax import traverse_util
 from echo_jax.files.folders import FolderError, RunPath, run_file
 from echo_jax.training.processes.distributed import fetch_global
 
-__all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]
-
 SUFFIX = ".safetensors"
 
 # The metadata's key for the hashes of the arrays, by name.

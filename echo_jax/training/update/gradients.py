@@ -30,18 +30,6 @@ from echo_jax.training.update.loss_scale import unscale
 from echo_jax.training.update.noise import NoiseScale, noise_of_parts
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
-__all__ = [
-    "Computed",
-    "Gradient",
-    "SplitGradient",
-    "examples_at_once",
-    "gradient_of",
-    "mean_of_parts",
-    "mean_over_devices",
-    "squared_norm",
-    "whole_gradient",
-]
-
 
 class Computed(NamedTuple):
     """The results of an update's batch."""

@@ -35,8 +35,6 @@ from echo_jax.training.update.gradients import (
     squared_norm,
 )
 
-__all__ = ["LocalUpdates", "Meetings", "model_of"]
-
 # A random stream of the seed, different from the streams of an echo.
 _MEETINGS = 0x3E37
 # The number of updates that are decided at once.

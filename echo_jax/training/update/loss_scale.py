@@ -16,15 +16,6 @@ from flax import struct
 
 from echo_jax.config import Config
 
-__all__ = [
-    "LossScale",
-    "Precision",
-    "ScaleReport",
-    "adjust",
-    "scale_numbers",
-    "unscale",
-]
-
 # So many skipped updates in a row end a run.
 _MOST_IN_A_ROW = 20
 

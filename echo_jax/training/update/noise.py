@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["NoiseScale", "gradient_noise_scale", "noise_of_parts"]
-
 
 class NoiseScale(NamedTuple):
     """How noisy gradients are; see `gradient_noise_scale`."""

@@ -36,8 +36,6 @@ from echo_jax.config.optimizer import (
     optax_schedule,
 )
 
-__all__ = ["Hyperparams", "Optimizer", "hyperparams"]
-
 Mask = Callable[[Any], Any]
 """Gives for parameters a tree of which are matrices: adapted, and decayed."""
 

@@ -20,8 +20,6 @@ from echo_jax.training.processes.sharding import put_batch
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["check_norm", "fresh_batches", "with_recomputed_statistics"]
-
 _TAGS = ("fresh_index", "repeat")
 
 

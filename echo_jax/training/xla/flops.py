@@ -20,15 +20,6 @@ from jax.sharding import Mesh
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
 
-__all__ = [
-    "UpdateFlops",
-    "collectives",
-    "count_flops",
-    "peak_flops_per_s",
-    "program_flops",
-    "sent_bytes",
-]
-
 # "%name = type opcode(operands), attributes". The type of the end of a collective, of
 # one that has a start and an end, is that of its result alone.
 _COLLECTIVE = re.compile(

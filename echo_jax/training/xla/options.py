@@ -10,8 +10,6 @@ import jax
 from echo_jax.config import Config
 from echo_jax.config.optimizer import parse_args
 
-__all__ = ["XlaOptions", "xla_options"]
-
 XlaOptions = tuple[tuple[str, bool | int | float | str], ...]
 """Names and values, hashable: programs are shared by runs with equal options."""
 

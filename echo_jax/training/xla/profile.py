@@ -14,8 +14,6 @@ import jax
 
 from echo_jax.training.processes.distributed import all_gather
 
-__all__ = ["Profile"]
-
 # A viewer takes every annotation with a number for a step.
 _STEP = "training update"
 
