@@ -25,7 +25,7 @@ from benchmarks.simulation import (
     service_times,
     simulate,
 )
-from echo_jax.echo.device_feed import DeviceFeed
+from echo_jax.echo.device import DeviceFeed
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes

@@ -16,8 +16,8 @@ from benchmarks.harness import Result
 from echo_jax.echo.device import DeviceFeed, EchoBuffer
 from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.stateful import PeekedIterator
 from echo_jax.echo.stores.device import jitted_write
+from echo_jax.echo.upstream import PeekedIterator
 
 _FACTOR = 4
 _BATCH = 128

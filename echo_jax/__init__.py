@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.echo import echo, echo_batches
-from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
 from echo_jax.echo.instrument.measure import probe
 from echo_jax.echo.instrument.rates import RepeatWorth, mean_worth, worth_of_repeats
 from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.echo.schedule import FactorByItem
+from echo_jax.echo.schedule import FactorByItem, FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 
 if TYPE_CHECKING:

@@ -70,7 +70,6 @@ BACKENDS = {
     "echo.processes": "jax",
     "echo.laws.devices": "jax",
     "echo.stores.device": "jax",
-    "echo.stores.slot_layout": "jax",
 }
 
 

@@ -5,7 +5,7 @@ import re
 
 from echo_jax.config import Config
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.fetch_schedule import FetchSchedule
+from echo_jax.echo.schedule import FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
 _PATTERN = "pattern:"

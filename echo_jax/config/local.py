@@ -5,7 +5,7 @@ from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config.applies import field_of
-from echo_jax.echo.fetch_schedule import FetchSchedule
+from echo_jax.echo.schedule import FetchSchedule
 
 
 def meeting_schedule(config: Config) -> FetchSchedule:

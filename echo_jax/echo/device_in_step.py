@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.device_feed import pack
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
@@ -162,3 +162,22 @@ class StepEcho:
         """Returns the random key of every row, ``key[B]``."""
         words = integers[:, -2 * self.size :].reshape(len(integers), 2, self.size)
         return self.buffer.keys(words.swapaxes(1, 2).reshape(-1, 2))
+
+
+def pack(
+    uses: Uses, size: int, seed: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the integers of batches of ``size`` rows a lane, and their tags."""
+    rows = min(size, uses.size) or size
+
+    def by_batch(column: np.ndarray) -> np.ndarray:
+        parts = column.reshape(len(column), -1, rows).swapaxes(0, 1)
+        return np.ascontiguousarray(parts).reshape(-1, len(column) * rows)
+
+    index, repeat = by_batch(uses.fresh_index), by_batch(uses.repeat)
+    packed = np.empty((len(index), 2 if seed is None else 4, index.shape[1]), np.int32)
+    packed[:, 0], packed[:, 1] = by_batch(uses.slots), repeat
+    if seed is not None:
+        words = seed_for_use(seed, index, repeat).view(np.int32)
+        packed[:, 2:] = words.reshape(*index.shape, 2).swapaxes(1, 2)
+    return packed, index, repeat

@@ -24,9 +24,8 @@ from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.plans.base import Decision, Plan, Restored, Uses
-from echo_jax.echo.reader import Reader
-from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
+from echo_jax.echo.upstream import Element, Reader
 
 
 class Store(Protocol):

@@ -11,12 +11,11 @@ from echo_jax.echo.default_spec import default_spec, free_memory
 from echo_jax.echo.driver import Driver, Turn, prefetched
 from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.plans import make_plan
-from echo_jax.echo.reader import Reader
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, check_spec
-from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
+from echo_jax.echo.upstream import PeekedIterator, Reader, iterator_of, length_of
 
 
 class HostEchoIterator(EchoIterator):

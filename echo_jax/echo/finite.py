@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.arguments import integer
-from echo_jax.echo.source import is_resumable
-from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
+from echo_jax.echo.upstream import is_resumable, iterator_of
 
 
 class BadItemError(ValueError):

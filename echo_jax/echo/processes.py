@@ -21,8 +21,7 @@ import jax
 from jax._src import distributed  # The store has no public name.
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.echo.reader import ReadAhead
-from echo_jax.echo.stateful import PeekedIterator
+from echo_jax.echo.upstream import PeekedIterator, ReadAhead
 
 # The number of the next echo: processes make the same echoes in the same order.
 _numbers = itertools.count()

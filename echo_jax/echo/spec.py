@@ -7,10 +7,15 @@ from typing import Any
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import ORDERS
-from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
+from echo_jax.echo.schedule import (
+    Factor,
+    FactorByItem,
+    FetchSchedule,
+    Schedule,
+    as_schedule,
+)
 
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.

@@ -13,8 +13,7 @@ import numpy as np
 
 from echo_jax.echo.laws.checks import CHECKS
 from echo_jax.echo.laws.devices import assert_device_laws
-from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
-from echo_jax.echo.laws.modes import plan_run
+from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial, plan_run
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 from echo_jax.lazy import door

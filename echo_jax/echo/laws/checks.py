@@ -11,12 +11,20 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.laws.failures import all_or_nothing, one_consumer
-from echo_jax.echo.laws.harness import Record, Trial, Use, close, uses_of
-from echo_jax.echo.laws.modes import batches_of, bounds_of, plan_run
+from echo_jax.echo.laws.harness import (
+    Record,
+    Trial,
+    Use,
+    batches_of,
+    bounds_of,
+    close,
+    plan_run,
+    uses_of,
+)
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Broken
+from echo_jax.echo.schedule import FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.base import Decision, Need, Uses
 from echo_jax.echo.plans.ring import RingPlan
+from echo_jax.echo.schedule import FetchSchedule
 from echo_jax.echo.spec import StochasticSpec
 
 # Goes up whenever the same arguments yield another sequence than before.

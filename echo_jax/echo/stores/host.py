@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.source import Element
 from echo_jax.echo.stores.leaves import ReuseGuard, as_array, private, read_only, view
 from echo_jax.echo.tree import Structure, flatten, tree_map
+from echo_jax.echo.upstream import Element
 
 # Enough to avoid a Python step for each row, and few compared with the buffer.
 _REWRITTEN_ROWS = 128

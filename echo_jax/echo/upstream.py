@@ -1,19 +1,251 @@
-"""Reads an upstream on request or ahead in a thread, and can go back in it.
+"""The upstream of an echo: reads it on request or ahead, knows its place, goes back.
 
-The read rows wait here until an echo takes them.
+Nothing that the upstream gave is lost or counted twice. An error is raised, and never
+becomes an end. After a read that was interrupted at an unknown place, the source
+refuses to go on. The read rows wait in a `Reader` until an echo takes them.
 """
 
 import contextlib
 import copy
+import math
 import queue
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import chain, repeat, starmap
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice, repeat, starmap
+from typing import Any, Protocol
 
-from echo_jax.echo.source import Element, Intake, Source, is_resumable
+# The result of `prepare` for one or more values, and the first and the end of its rows.
+# It is a plain tuple because one is made for every item.
+Element = tuple[Any, int, int]
+
+
+class Intake(Protocol):
+    """Prepares values when they are read; ``in_bulk`` allows several at once."""
+
+    @property
+    def in_bulk(self) -> bool: ...
+
+    def prepare(self, values: list[Any]) -> tuple[Any, int]:
+        """Returns some values prepared, and their rows; called where they are read."""
+        # An error here is final.
+        ...
+
+
+INTERRUPTED = InterruptedError("it was interrupted in the middle")
+
+
+class Source:
+    """The upstream and its position; used by one thread at a time."""
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        intake: Intake | None = None,
+        next_anchor: Callable[[int], int] | None = None,
+    ):
+        # Without an intake every value is one row, as it is.
+        self.iterator: Any = iterator
+        self.row = 0  # the next one
+        self._is_exhausted = False
+        # Why the position is unknown. The caller resets it when it has kept the values.
+        self.lost: BaseException | None = None
+        # Calls ``next`` in code that no signal can interrupt.
+        self._values = starmap(self.iterator.__next__, repeat(()))
+        self._intake = intake
+        self.next_anchor = next_anchor
+        # The first row whose state may be needed later.
+        self._unsaved: float = math.inf
+        self._failed: Exception | None = None  # by the upstream, in its last read
+        self._untold: Exception | None = None
+
+    def pull(self, count: int) -> list[Any]:
+        """Returns the next ``count`` values, or fewer before an end or an error."""
+        # If the upstream fails after some values, these are returned, and the next call
+        # raises. An error is raised once; the call after it asks the upstream again.
+        if self.lost is not None:
+            raise self.unknown_place() from self.lost
+        if self._untold is not None:
+            error, self._untold = self._untold, None
+            raise error
+        failed, values = self._failed, []
+        self.lost = INTERRUPTED
+        try:
+            # Takes values and keeps them; no signal can come in between.
+            values.extend(islice(self._values, count))
+        except Exception as error:
+            self._failed = error
+            if not values:
+                self.lost = None
+                raise
+            self._untold = error
+            return values
+        if failed is not None:
+            if not values:
+                self.lost = failed
+                raise RuntimeError(
+                    "the upstream of this echo failed, and then ended: it does not go "
+                    "on after an error; go to a saved state, or start anew"
+                ) from failed
+            self._failed = None
+        self._is_exhausted = len(values) < count
+        return values
+
+    @property
+    def ended(self) -> bool:
+        """Whether the upstream has ended, and all of its values are kept."""
+        return self._is_exhausted and self.lost is None
+
+    def unknown_place(self) -> RuntimeError:
+        """Returns the error of a read that was interrupted or refused."""
+        return RuntimeError(
+            "the last read of the upstream was interrupted, or its element was "
+            "refused, so it is not known which item comes next; go to a saved state, "
+            "or start anew"
+        )
+
+    def read(self, count: int) -> list[tuple[Any, int, int, Any]]:
+        """Returns at most ``count`` next values, or nothing at the end.
+
+        They are one element with its first row, its end, and the state of the upstream
+        after it, or None if no restore needs this state.
+        """
+        intake, first = self._intake, self.row
+        if intake is None or not intake.in_bulk:
+            count = 1
+        elif first + count > self._unsaved:
+            # The state before a row is saved between two reads.
+            count = max(int(self._unsaved) - first, 1)
+        values = self.pull(count)
+        if not values:
+            return values
+        try:
+            value, rows = intake.prepare(values) if intake else (values[0], 1)
+        except BaseException as error:
+            self.lost = error
+            raise
+        self.row = end = first + rows
+        state = self.state_at(end) if end >= self._unsaved else None
+        return [(value, first, end, state)]
+
+    def state(self) -> Any:
+        """Returns a copy of the upstream's state."""
+        return copy.deepcopy(self.iterator.get_state())
+
+    def state_at(self, row: int) -> Any:
+        """Returns the upstream's state before a row that a restore may go back to."""
+        assert self.next_anchor is not None
+        state = self.state()
+        self._unsaved = self.next_anchor(row + 1)
+        return state
+
+    def restore(self, state: Any, row: int) -> None:
+        """Goes back to a state, the one before a row."""
+        self.lost = INTERRUPTED
+        self.iterator.set_state(copy.deepcopy(state))
+        self.row = row
+        if self.next_anchor is not None:
+            self._unsaved = self.next_anchor(row + 1)
+        self._is_exhausted = False
+        self._failed = self._untold = self.lost = None
+
+
+def is_resumable(iterator: Any) -> bool:
+    """Returns whether an iterator has ``get_state`` and ``set_state``."""
+    return all(
+        callable(getattr(iterator, name, None)) for name in ("get_state", "set_state")
+    )
+
+
+class _LoaderIterator(Iterator[Any]):
+    """One pass over a loader, with ``get_state`` and ``set_state``."""
+
+    def __init__(self, loader: Any):
+        self._loader = loader
+        # It is made when it is needed, because it may start workers: after a restore
+        # only once.
+        self._items: Iterator[Any] | None = None
+        self._ended = False
+
+    def _begun(self) -> Iterator[Any]:
+        if self._items is None:
+            self._items = iter(self._loader)
+        return self._items
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._begun())
+        except StopIteration:
+            self._ended = True
+            raise
+
+    def get_state(self) -> dict[str, Any]:
+        self._begun()
+        return {"ended": int(self._ended), "loader": self._loader.state_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._items = None  # ends its workers before others start
+        self._loader.load_state_dict(state["loader"])
+        # A loader goes on from its end with another pass; an echo of one pass must not.
+        self._ended = bool(state["ended"])
+        if self._ended:
+            self._items = iter(())
+
+
+def length_of(iterable: Any) -> int | None:
+    """Returns the length of an iterable; None if it has none or is endless."""
+    try:
+        length = len(iterable)
+    except (TypeError, NotImplementedError, OverflowError):
+        return None
+    return None if length == sys.maxsize else length
+
+
+def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
+    """Returns an iterator, with a state if the iterable or its iterator has one."""
+    methods = ("state_dict", "load_state_dict")
+    if all(callable(getattr(iterable, name, None)) for name in methods):
+        return _LoaderIterator(iterable)
+    return iter(iterable)
+
+
+class PeekedIterator(Iterator[Any]):
+    """An iterator that can show its next element before it is taken."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator: Any = iterator
+        self._source = Source(iterator)
+        self._peeked: list[Any] = []
+        if is_resumable(iterator):
+            self.get_state = self._get_state
+            self.set_state = self._set_state
+
+    def peek(self) -> Any:
+        """Returns the next element, which stays the next one."""
+        if not self._peeked:
+            source = self._source
+            if is_resumable(self._iterator):
+                if source.lost is INTERRUPTED:
+                    source.restore(self._state, 0)
+                self._state = source.state()
+            self._peeked += source.pull(1)
+            source.lost = None
+        if not self._peeked:
+            raise StopIteration
+        return self._peeked[0]
+
+    def __next__(self) -> Any:
+        return self._peeked.pop() if self._peeked else next(self._iterator)
+
+    def _get_state(self) -> Any:
+        return self._state if self._peeked else self._iterator.get_state()
+
+    def _set_state(self, state: Any) -> None:
+        self._peeked.clear()
+        self._source.restore(state, 0)
+
 
 # How long a reader that is closed waits for its thread, which may be in a slow read.
 _CLOSE_S = 5.0
