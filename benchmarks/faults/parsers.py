@@ -115,7 +115,7 @@ def _trials(path: str) -> None:
 def _log(path: str) -> None:
     from echo_jax.echo.decision_log import DecisionLog
 
-    DecisionLog.load(path)
+    DecisionLog.from_text(Path(path).read_bytes())
 
 
 def _flags(path: str) -> None:
@@ -193,8 +193,7 @@ def _some_record(folder: Path) -> bytes:
 def _some_log(folder: Path) -> bytes:
     from echo_jax.echo.decision_log import DecisionLog
 
-    DecisionLog([True, False, True, True] * 20).save(folder / "tape.json")
-    return (folder / "tape.json").read_bytes()
+    return DecisionLog([True, False, True, True] * 20).to_text().encode()
 
 
 def _published(name: str, folder: Path) -> bytes:

@@ -7,13 +7,9 @@ echo's state and, as ``tape.json``, of a run folder.
 
 import base64
 import json
-import os
-import secrets
-import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +17,6 @@ _VERSION = 1
 _KEYS = {"version", "decisions", "bits"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
-# A log that cannot be compressed takes a sixth of its decisions as text.
-_MAX_FILE_BYTES = _MAX_DECISIONS // 5
 
 
 class DecisionLog(Sequence[bool]):
@@ -129,66 +123,30 @@ class DecisionLog(Sequence[bool]):
         return log
 
     def to_text(self) -> str:
-        """Returns the log as the content of a file, with a checksum, for `read`."""
+        """Returns the log as the content of a file, with a checksum."""
         record = self.to_json()
         return json.dumps(record | {"crc32": _checksum(record)})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the log to a file, completely or not at all; replaces an existing one.
+    @classmethod
+    def from_text(cls, text: str | bytes) -> "DecisionLog":
+        """Returns the log of a text of `to_text`, which may come from any source.
 
         Raises:
-          OSError: The file cannot be written; an existing file is unchanged.
+          ValueError: The text is anything else, or a part of one.
+
+        Example:
+          >>> DecisionLog.from_text(DecisionLog([True, False]).to_text())
+          <DecisionLog of 2 decisions, 1 of them yes>
         """
-        path = Path(path)
-        # The name is unpredictable and the file must be new. Otherwise a link of that
-        # name could lead to a file that is overwritten.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        with temporary.open("x", encoding="ascii") as file:
-            try:
-                file.write(self.to_text())
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(temporary, path)
-            finally:
-                # Ctrl-C may come when the file has its name already.
-                temporary.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
-        """Reads a decision log from a file of any source; errors as in `read`."""
-        name = os.fspath(path)
-
-        def open_at_once(path: str, flags: int) -> int:
-            # To open a named pipe could block for ever.
-            return os.open(path, flags | os.O_NONBLOCK)
-
-        with open(path, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{name} is not a decision log: it is no regular file")
-            return cls.read(file, name=name)
-
-    @classmethod
-    def read(cls, file: IO[bytes], *, name: str) -> "DecisionLog":
-        """Reads a decision log from an open binary file, which errors call ``name``.
-
-        Raises:
-          OSError: The file cannot be opened or read.
-          ValueError: The content is not a decision log.
-        """
-        content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            raise ValueError(
-                f"{name} is larger than any decision log, {_MAX_FILE_BYTES} bytes"
-            )
         try:
-            record = json.loads(content)
+            record = json.loads(text)
             # Logs of an earlier version have no checksum.
             found = record.pop("crc32", None) if isinstance(record, dict) else None
             if found not in (None, _checksum(record)):
                 raise ValueError("it does not have the checksum of its content")
             return cls.from_json(record)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name} is not a decision log: {error}") from error
+            raise ValueError(f"this is not a decision log: {error}") from error
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:

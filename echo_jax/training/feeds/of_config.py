@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing
-from io import BytesIO
 from typing import NamedTuple
 
 import jax
@@ -220,7 +219,9 @@ def _read_log(path: str, shard: DataShard) -> DecisionLog:
     if shard.index:
         own = own.parent / log_name(shard.index)
     try:
-        return DecisionLog.read(BytesIO(own.read_bytes()), name=str(own))
+        return DecisionLog.from_text(own.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{own}: {error}") from error
     except FileNotFoundError:
         raise ValueError(
             f"there is no log of decisions {str(own)!r}; give the tape.json of an "
