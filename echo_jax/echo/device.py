@@ -67,7 +67,7 @@ class _Slots:
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self._guard = ReuseGuard()
         # The slots that were written last, and the batch if it is in host memory.
-        self.latest: tuple[np.ndarray, Any] | None = None
+        self.latest: tuple[bytes, Any] | None = None
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a batch on the devices, with its rows in each lane."""
@@ -89,7 +89,7 @@ class _Slots:
                 self.arrays = self._scatter(self.arrays, batch, short)
             sent = jax.tree.leaves(batch)
             on_host = all(type(leaf) is np.ndarray for leaf in sent)
-            self.latest = (into.ravel(), batch) if on_host else None
+            self.latest = (into.tobytes(), batch) if on_host else None
 
     def clear(self) -> None:
         self.latest = None
@@ -212,7 +212,7 @@ class DeviceFeed(Driver):
         So a batch of fresh rows in their order waits for no program on a CPU.
         """
         latest, self._slots.latest = self._slots.latest, None
-        if latest is None or not np.array_equal(latest[0], uses[0, 0]):
+        if latest is None or latest[0] != uses[0, 0].tobytes():
             return None
 
         def sent(leaf: np.ndarray) -> jax.Array:

@@ -171,6 +171,8 @@ def pack(
     rows = min(size, uses.size) or size
 
     def by_batch(column: np.ndarray) -> np.ndarray:
+        if len(column) == 1:
+            return column.reshape(-1, rows)
         parts = column.reshape(len(column), -1, rows).swapaxes(0, 1)
         return np.ascontiguousarray(parts).reshape(-1, len(column) * rows)
 

@@ -345,7 +345,7 @@ class Reader:
                 source.lost = None
             return
         self._wanted = rows
-        while not self.is_ready(rows):
+        while self.rows < rows and not self.is_ready(rows):
             try:
                 self._collect(self._reading(), wait=True)
             except queue.Empty:

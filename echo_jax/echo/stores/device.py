@@ -373,8 +373,8 @@ class EchoBuffer:
         first, last = write_slots.item(0), write_slots.item(-1)
         fits = last - first + 1 == write_slots.size and last < self.num_slots
         # Mostly the ends alone show that it cannot.
-        if fits := fits and self._in_turn:
-            fits = np.array_equal(write_slots, [range(first, last + 1)])
+        if fits := fits and self._in_turn and len(write_slots) == 1:
+            fits = (write_slots[:, 1:] - write_slots[:, :-1] == 1).all()
         return write_slots[:, : 1 if fits else None]
 
     def read_lanes(self, arrays: Any, slots: jax.Array) -> Any:
