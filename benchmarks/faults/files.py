@@ -129,15 +129,14 @@ def _decisions(folder: Path) -> Path:
     rng = random.Random(0)
     folder = folder / "run"
     folder.mkdir()
-    log = DecisionLog(rng.random() < 0.4 for _ in range(2000))
-    (folder / "tape.json").write_text(log.to_text())
+    DecisionLog(rng.random() < 0.4 for _ in range(2000)).save(folder / "tape.json")
     return folder
 
 
 def _read_decisions(folder: Path) -> Any:
     from echo_jax.echo.decision_log import DecisionLog
 
-    return list(DecisionLog.from_text((folder / "tape.json").read_bytes()))
+    return list(DecisionLog.load(folder / "tape.json"))
 
 
 def _prepared(folder: Path) -> Path:

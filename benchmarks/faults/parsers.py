@@ -115,7 +115,7 @@ def _trials(path: str) -> None:
 def _log(path: str) -> None:
     from echo_jax.echo.decision_log import DecisionLog
 
-    DecisionLog.from_text(Path(path).read_bytes())
+    DecisionLog.load(path)
 
 
 def _flags(path: str) -> None:

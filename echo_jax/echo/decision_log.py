@@ -7,8 +7,10 @@ echo's state and, as ``tape.json``, of a run folder.
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,17 @@ class DecisionLog(Sequence[bool]):
             return cls.from_json(record)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"this is not a decision log: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_text` to a file, completely or not at all; replaces another."""
+        new = Path(f"{os.fspath(path)}.new")
+        new.write_text(self.to_text())
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
+        """Returns the log in a file; ValueError as `from_text`, or OSError."""
+        return cls.from_text(Path(path).read_bytes())
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:

@@ -99,6 +99,13 @@ def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     assert peak < 3 * MOST // 8
 
 
+def test_a_log_is_saved_whole_in_place_of_another(tmp_path):
+    for decisions in ([True] * 9, [True, False]):
+        DecisionLog(decisions).save(tmp_path / "run.tape")
+        assert DecisionLog.load(tmp_path / "run.tape") == DecisionLog(decisions)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.tape"]
+
+
 @pytest.mark.parametrize("text", ["", b"\xff\x00", "[" * 100_000, "9" * 9999])
 def test_a_text_that_is_no_log_is_refused(text):
     with pytest.raises(ValueError, match="this is not a decision log"):

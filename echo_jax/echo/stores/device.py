@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.default_spec import free_on
-from echo_jax.echo.stores.leaves import check_leaf, of_torch
+from echo_jax.echo.stores.leaves import as_array
 
 _TILE_WIDTH = 128
 # In elements. The compiler chooses the layout of smaller leaves, such as labels.
@@ -108,7 +108,10 @@ def layout_of(batch: Any) -> tuple[Any, Any, int, tuple[jax.ShapeDtypeStruct, ..
     pairs, structure = jax.tree_util.tree_flatten_with_path(batch)
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
     # A torch tensor becomes an array in the same memory.
-    leaves = [of_torch(path, leaf) for path, leaf in named]
+    leaves = [
+        leaf if isinstance(leaf, jax.Array) else as_array(path, leaf)
+        for path, leaf in named
+    ]
     items = tuple(_item_of(path, x) for (path, _), x in zip(named, leaves, strict=True))
     rows = {leaf.shape[0] for leaf in leaves}
     if len(rows) != 1 or rows == {0}:
@@ -121,8 +124,7 @@ def layout_of(batch: Any) -> tuple[Any, Any, int, tuple[jax.ShapeDtypeStruct, ..
 
 def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype, on a device, of a row of an array."""
-    check_leaf(path, leaf)
-    if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
+    if leaf.ndim == 0:
         raise ValueError(
             "a device echo needs batches of arrays of numbers with a leading axis; "
             f"item{path} is {leaf!r:.80}: give an array, or a container that jax knows"

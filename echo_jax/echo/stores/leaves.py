@@ -9,15 +9,14 @@ leaf that would come out changed is refused with its path, the reason and the fi
 | --- | --- | --- |
 | array without objects | read-only views of one copy | stacked |
 | number, text, array of jax | itself | stacked |
-| any other object | a deep copy for each use | refused |
-| masked or foreign array, container of arrays that is not opened | refused | refused |
+| any other object | a deep copy for each use | stacked as its array of numbers |
+| masked array | refused | refused |
 """
 
 import copy
 import sys
 import zlib
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -29,21 +28,13 @@ _NUMBERS = (int, float, complex, np.number, np.bool_)
 _IMMUTABLE = (*_NUMBERS, str, bytes, np.generic, type(None))
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
-# Packages of arrays, and the method of these that returns a NumPy array.
-_FOREIGN = {
-    "torch": "numpy",
-    "pandas": "to_numpy",
-    "polars": "to_numpy",
-    "scipy": "toarray",
-    "cupy": "get",
-}
 
 
 def private(leaf: Any, path: str = "") -> Any:
     """Returns a copy that nobody can write into; raises ValueError if it cannot."""
     if not isinstance(leaf, np.ndarray) and _is_immutable(leaf):
         return leaf
-    check_leaf(path, leaf)
+    _check_mask(path, leaf)
     if _is_array(leaf):
         leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
         leaf.setflags(write=False)
@@ -63,32 +54,17 @@ def view(leaf: Any) -> Any:
     return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
 
 
-def check_leaf(path: str, leaf: Any) -> None:
-    """Raises ValueError for a leaf that no store can keep."""
+def _check_mask(path: str, leaf: Any) -> None:
+    """Raises ValueError for an array that would lose its mask."""
     if isinstance(leaf, np.ma.MaskedArray):
         why = "a masked array, whose mask would be lost; give leaf.filled(value), and"
         raise _refusal(path, leaf, f"{why} the mask as a leaf of its own")
-    if isinstance(leaf, np.ndarray) or _is_immutable(leaf):
-        return
-    packages = {kind.__module__.partition(".")[0] for kind in type(leaf).__mro__}
-    if hasattr(leaf, "shape") and (known := packages.intersection(_FOREIGN)):
-        method = _FOREIGN[known.pop()]
-        why = f"which the echo cannot copy; convert it with .{method}() before the echo"
-        raise _refusal(path, leaf, why)
-    if _holds_arrays(leaf, set()):
-        why = (
-            "a container of arrays that the echo cannot open; register it with "
-            "jax.tree_util.register_dataclass or register_pytree_node and import jax, "
-            "or give a dict"
-        )
-        raise _refusal(path, leaf, why)
 
 
 def as_array(path: str, leaf: Any) -> np.ndarray:
     """Returns a leaf as an array that stacks; raises ValueError if that loses data."""
     if type(leaf) is not np.ndarray and not isinstance(leaf, _NUMBERS):
-        leaf = of_torch(path, leaf)
-        check_leaf(path, leaf)
+        _check_mask(path, leaf)
         if isinstance(leaf, _CLASSES):
             why = "which stacks to a plain array; give np.asarray(leaf), or batch=False"
             raise _refusal(path, leaf, why)
@@ -98,32 +74,16 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             raise ValueError(f"leaf item{path} is {why}")
     try:
         array = np.asarray(leaf)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # The last one by torch.
         why = f"which does not become an array ({error}); convert it before the echo"
         raise _refusal(path, leaf, f"{why}, or use batch=False") from error
     # NumPy's own variable-width text counts as objects, but it stacks.
     if array.dtype.hasobject and array.dtype.kind != "T":
-        raise ValueError(
-            f"leaf item{path} is no array of numbers, so items cannot be stacked "
-            "into batches; use batch=False, or pad ragged rows to one length"
-        )
+        why = "which is no array of numbers, so it does not stack; pad ragged rows"
+        why += " to one length, register the class of a container of arrays with"
+        why += " jax.tree_util.register_dataclass, or use batch=False"
+        raise _refusal(path, leaf, why)
     return array
-
-
-def of_torch(path: str, leaf: Any) -> Any:
-    """Returns a torch tensor as an array in the same memory; keeps other leaves."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is None or not isinstance(leaf, tensor):
-        return leaf
-    try:
-        return leaf.numpy()
-    except (TypeError, RuntimeError) as error:
-        kind = f"{leaf.dtype} tensor of layout {leaf.layout} on {leaf.device}"
-        raise ValueError(
-            f"leaf item{path} is a {kind}, which does not become a NumPy array "
-            f"({str(error).partition(chr(10))[0]}); convert it before the echo, with "
-            ".detach(), .cpu(), .to_dense() or .float()"
-        ) from error
 
 
 def read_only(leaf: Any) -> Any:
@@ -149,23 +109,6 @@ def _is_immutable(leaf: Any) -> bool:
 def _is_jax_array(leaf: Any) -> bool:
     kind = getattr(sys.modules.get("jax"), "Array", None)
     return kind is not None and isinstance(leaf, kind)
-
-
-def _holds_arrays(thing: Any, seen: set[int]) -> bool:
-    """Returns whether a thing is an array, or an object that holds one somewhere."""
-    if isinstance(thing, np.ndarray) or _is_jax_array(thing):
-        return True
-    if isinstance(thing, _IMMUTABLE) or id(thing) in seen:
-        return False
-    seen.add(id(thing))
-    if isinstance(thing, Mapping):
-        parts = thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset | deque):
-        parts = thing
-    else:
-        names = *getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())
-        parts = [getattr(thing, name, None) for name in names]
-    return any(_holds_arrays(part, seen) for part in parts)
 
 
 def _refusal(path: str, leaf: Any, why: str) -> ValueError:
