@@ -31,8 +31,8 @@ def is_finite(tree: Any) -> bool:
     if kind is int:
         return True
     if kind is np.ndarray or isinstance(tree, np.generic):
-        return tree.dtype.kind in "biu" or _counted(tree) is None
-    return not any(_counted(leaf) for _, leaf in flatten(tree))
+        return tree.dtype.kind in "biu" or not _counted(tree)[0]
+    return not any(_counted(leaf)[0] for _, leaf in flatten(tree))
 
 
 def what_is_bad(tree: Any) -> str:
@@ -40,35 +40,28 @@ def what_is_bad(tree: Any) -> str:
 
     Example:
       >>> what_is_bad({"x": np.array([1.0, np.nan, np.inf])})
-      "item['x'] holds 1 NaN and 1 infinity in 3 values"
+      "item['x'] holds NaN or infinity in 2 of 3 values"
     """
-    said = []
-    for path, leaf in flatten(tree):
-        if counted := _counted(leaf):
-            nans, infinities, size = counted
-            kinds = [f"{nans} NaN"] if nans else []
-            if infinities:
-                kinds.append(f"{infinities} infinit{'y' if infinities == 1 else 'ies'}")
-            said.append(f"item{path} holds {' and '.join(kinds)} in {size} values")
-    return ", ".join(said)
+    counted = [(path, *_counted(leaf)) for path, leaf in flatten(tree)]
+    return ", ".join(
+        f"item{path} holds NaN or infinity in {bad} of {size} values"
+        for path, bad, size in counted
+        if bad
+    )
 
 
-def _counted(leaf: Any) -> tuple[int, int, int] | None:
-    """Returns NaNs, infinities and values of a leaf; None if all are finite."""
+def _counted(leaf: Any) -> tuple[int, int]:
+    """Returns how many values of a leaf are NaN or infinite, and of how many."""
     if not isinstance(leaf, float | complex) and not hasattr(leaf, "__array__"):
-        return None
+        return 0, 0
     array = np.asarray(leaf)
     # NumPy's own floats, and dtypes like bfloat16, which are void for it.
     if array.dtype.kind not in "fcV":
-        return None
+        return 0, 0
     try:
-        is_finite = np.isfinite(array)
+        return array.size - int(np.count_nonzero(np.isfinite(array))), array.size
     except TypeError:
-        return None
-    if is_finite.all():
-        return None
-    nans = int(np.isnan(array).sum())
-    return nans, int((~is_finite).sum()) - nans, array.size
+        return 0, 0
 
 
 class FiniteIterator(Iterator[Any]):

@@ -128,4 +128,6 @@ def test_by_default_the_first_ends_the_run_with_its_index(tmp_path, way):
         run(tmp_path, data__max_bad=0, **WAYS[way])
     line = sentence(caught.value)
     assert line.startswith(f"fresh item {bad_places()[0]} (record ")
-    assert "item['x'] holds 1 NaN in 4 values" in line and "\n" not in line
+    assert (
+        "item['x'] holds NaN or infinity in 1 of 4 values" in line and "\n" not in line
+    )
