@@ -33,7 +33,7 @@ from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan, Uses
 from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
 from echo_jax.echo.processes import AgreedIterator, Placement
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.stores.device import Augment, EchoBuffer, jitted_write, split_over
 from echo_jax.echo.stores.leaves import ReuseGuard
 from echo_jax.echo.upstream import (
@@ -61,12 +61,12 @@ class _Slots:
     # The thread that reads holds it, so it must not hold the feed.
     eager = in_bulk = False
 
-    def __init__(self, buffer: EchoBuffer, lanes: list[int] | slice, passes: bool):
-        self.buffer, self._lanes, self._passes = buffer, lanes, passes
-        self.arrays, self._scatter = buffer.init(), jitted_write(buffer, passes)
+    def __init__(self, buffer: EchoBuffer, lanes: list[int] | slice):
+        self.buffer, self._lanes = buffer, lanes
+        self.arrays, self._scatter = buffer.init(), jitted_write(buffer)
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self._guard = ReuseGuard()
-        # The slots that were written last, and the batch on the devices, if it passes.
+        # The slots that were written last, and the batch if it is in host memory.
         self.latest: tuple[bytes, Any] | None = None
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
@@ -86,9 +86,10 @@ class _Slots:
             # The call transfers the integers: a device_put of them would take longer.
             with jax.transfer_guard_host_to_device("allow"):
                 short = self.buffer.shortened(into)
-                written = self._scatter(self.arrays, batch, short)
-            self.arrays, passed = written if self._passes else (written, None)
-            self.latest = (into.tobytes(), passed) if self._passes else None
+                self.arrays = self._scatter(self.arrays, batch, short)
+            sent = jax.tree.leaves(batch)
+            on_host = all(type(leaf) is np.ndarray for leaf in sent)
+            self.latest = (into.tobytes(), batch) if on_host else None
 
     def clear(self) -> None:
         self.latest = None
@@ -114,7 +115,6 @@ class DeviceFeed(Driver):
         seed: int | None = 0,
         prefetch: int = 2,
         lanes: Sequence[int] | None = None,
-        passes: bool = False,
         turn: Turn | None = None,
         agree: Callable[[Callable[[], bool]], bool] = lambda ask: ask(),
     ):
@@ -128,7 +128,6 @@ class DeviceFeed(Driver):
           prefetch: Host batches that a thread reads and sends ahead; see
             `echo_batches`.
           lanes: The plan's lanes that the buffer holds; all by default.
-          passes: Whether fresh batches are kept for `take_fresh`.
           turn: The turn of an owner that has the feed as a part; its own by default.
           agree: Decides with other processes whether optional rows are taken.
 
@@ -139,7 +138,7 @@ class DeviceFeed(Driver):
         self.tags: UseInfo | None = None
         self._seed = seed
         self._lanes = slice(None) if lanes is None else list(lanes)
-        self._slots = slots = _Slots(self.buffer, self._lanes, passes)
+        self._slots = slots = _Slots(self.buffer, self._lanes)
         # Sending a batch to several devices takes long, and must not delay the reading
         # of the next.
         is_slow = prefetch and buffer.sharding.num_devices > 1
@@ -208,10 +207,22 @@ class DeviceFeed(Driver):
         return packed[batches], UseInfo(index[batches], repeat[batches])
 
     def take_fresh(self, uses: np.ndarray) -> Any:
-        """Returns the batch of ``inputs`` if it was written just now, else None."""
-        # It needs no gather: the program that writes it returns it.
+        """Returns the batch of ``inputs`` from host memory, None if it is not there.
+
+        So a batch of fresh rows in their order waits for no program on a CPU.
+        """
         latest, self._slots.latest = self._slots.latest, None
-        return latest[1] if latest and latest[0] == uses[0, 0].tobytes() else None
+        if latest is None or latest[0] != uses[0, 0].tobytes():
+            return None
+
+        def sent(leaf: np.ndarray) -> jax.Array:
+            # Of a copy, else the device would use the memory of the loader. A
+            # device_put takes twice as long.
+            place = leaf.shape, self.buffer.sharding
+            return jax.make_array_from_callback(*place, lambda _: leaf.copy())
+
+        with jax.transfer_guard_host_to_device("allow"):
+            return jax.tree.map(sent, latest[1])
 
     def hold(self, host_batch: Any) -> np.ndarray:
         """Returns an input of the first slots; writes a batch there if nothing is."""
@@ -317,7 +328,7 @@ class DeviceEchoIterator(EchoIterator):
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
         feed = self._feed
         uses, (index, repeat) = feed.inputs(at, stop)
-        batch = feed.take_fresh(uses)
+        batch = feed.take_fresh(uses) if self._augment is None else None
         if batch is None:
             # A smaller batch has its own program, so that an augmentation sees only
             # real rows. The call transfers the integers, as a write does.
@@ -349,10 +360,6 @@ class DeviceEchoIterator(EchoIterator):
             seed=None if self._augment is None else spec.seed,
             prefetch=self._prefetch,
             lanes=None if alike else own,
-            # These echoes use a host batch as a batch, when it comes.
-            passes=self._augment is None
-            and not isinstance(spec, EchoSpec)
-            and rows == spec.batch_size,
             turn=turn,
             agree=agreed.follow_first if agreed else lambda ask: ask(),
         )

@@ -452,17 +452,9 @@ def _allocator(buffer: EchoBuffer) -> Callable[[], Any]:
 
 
 @functools.lru_cache(maxsize=8)
-def jitted_write(buffer: EchoBuffer, passes: bool = False) -> Callable[..., Any]:
-    """Returns `EchoBuffer.write` compiled, with donated arrays.
-
-    With ``passes`` the function also returns the host batch, on the devices.
-    """
-
-    def write(arrays: Any, batch: Any, slots: Any) -> Any:
-        arrays = buffer.write(arrays, batch, slots)
-        return (arrays, batch) if passes else arrays
-
-    return jax.jit(write, donate_argnums=0, out_shardings=buffer.sharding)
+def jitted_write(buffer: EchoBuffer) -> Callable[[Any, Any, Any], Any]:
+    """Returns `EchoBuffer.write` compiled, with donated arrays."""
+    return jax.jit(buffer.write, donate_argnums=0, out_shardings=buffer.sharding)
 
 
 @functools.lru_cache(maxsize=8)
