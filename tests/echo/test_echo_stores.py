@@ -178,11 +178,11 @@ def test_an_array_of_jax_stays_one_alone_and_stacks_on_the_host():
     assert "item['key'] is a " in message and "batch=False" in message
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-def test_a_masked_array_is_refused_with_its_path(batch):
-    leaf = np.ma.array([1, 2], mask=[0, 1])
-    message = refusal(both({"a": [SMALL, leaf]})[batch])
-    assert "item['a'][1] is a " in message and "filled(value)" in message
+def test_a_masked_array_is_refused_with_its_path():
+    item = {"a": [SMALL, np.ma.array([1, 2], mask=[0, 1])]}
+    for echo in (*both(item), ej.echo([item], ej.EchoSpec(1))):
+        message = refusal(echo)
+        assert "item['a'][1] is a " in message and "filled(value)" in message
 
 
 def test_a_container_that_nobody_registered_is_copied_alone_and_not_stacked():

@@ -75,13 +75,14 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError, RuntimeError) as error:  # The last one by torch.
-        why = f"which does not become an array ({error}); convert it before the echo"
-        raise _refusal(path, leaf, f"{why}, or use batch=False") from error
+        why = f"which does not become an array ({error}); convert it before the echo,"
+        why += " a tensor with .detach().cpu().float(), or use ej.echo with batch=False"
+        raise _refusal(path, leaf, why) from error
     # NumPy's own variable-width text counts as objects, but it stacks.
     if array.dtype.hasobject and array.dtype.kind != "T":
         why = "which is no array of numbers, so it does not stack; pad ragged rows"
         why += " to one length, register the class of a container of arrays with"
-        why += " jax.tree_util.register_dataclass, or use batch=False"
+        why += " jax.tree_util.register_dataclass, or use ej.echo with batch=False"
         raise _refusal(path, leaf, why)
     return array
 
@@ -90,6 +91,7 @@ def read_only(leaf: Any) -> Any:
     """Returns a leaf protected from writes by mistake, without a copy of its memory."""
     if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
         return leaf
+    _check_mask("", leaf)
     # A class that describes the place of its memory would treat the view as its owner.
     leaf = leaf.view() if isinstance(leaf, _CLASSES) else leaf.view(np.ndarray)
     leaf.setflags(write=False)
