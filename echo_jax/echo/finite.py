@@ -113,10 +113,10 @@ class FiniteIterator(Iterator[Any]):
 def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator:
     """Passes on the finite items only; put it before an echo.
 
-    It checks only floating-point leaves, of any precision; integers cost nothing. In
-    front of an echo that reads ahead, ``echo(check_finite(items), spec, prefetch=2)``,
-    the reading thread does the check. The trainer checks its own pipelines: see
-    ``config.data.check_finite``.
+    It checks only floating-point leaves, of any precision; integers cost nothing, and
+    objects that are no containers of jax are not opened. In front of an echo that reads
+    ahead, ``echo(check_finite(items), spec, prefetch=2)``, the reading thread does the
+    check. The trainer checks its own pipelines: see ``config.data.check_finite``.
 
     Args:
       iterable: Yields pytrees. The result has a state if that of `echo_jax.echo` has.
