@@ -121,9 +121,8 @@ def test_a_log_is_written_through_no_link(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "tape.json"
     victim.write_text("mine")
     path.symlink_to(victim)
-    for decisions in ([True] * 9, [True, False]):
-        DecisionLog(decisions).save(path)
-        assert DecisionLog.load(path) == DecisionLog(decisions)
+    DecisionLog([True, False]).save(path)
+    assert DecisionLog.load(path) == DecisionLog([True, False])
     assert victim.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["tape.json", "victim"]
 
