@@ -43,14 +43,10 @@ def main(name: str, *flags: str) -> None:
         for key in ("loader alone", "step alone", *_FACTORS)
     )
     mean_s = dict(zip(_FACTORS, both_s, strict=True))
-    together_s = ej.rates.t_up_together(up_s, down_s, mean_s[1])
-    shared = ej.rates.contention(together_s, down_s, {e: mean_s[e] for e in _FITTED})
-    print(
-        f"batch {1e3 * up_s:.1f} ms ({1e3 * together_s:.1f} ms beside the step), step "
-        f"{1e3 * down_s:.1f} ms, c = {shared:.2f}"
-    )
+    shared = ej.rates.contention(up_s, down_s, {e: mean_s[e] for e in _FITTED})
+    print(f"batch {1e3 * up_s:.1f} ms, step {1e3 * down_s:.1f} ms, c = {shared:.2f}")
     for e in _FACTORS:
-        predicted_s = ej.rates.seconds_per_update(together_s, down_s, e, shared)
+        predicted_s = ej.rates.seconds_per_update(up_s, down_s, e, shared)
         rounds_s = [statistics.mean(of) for of in times[e]]
         print(
             f"e = {e}: predicted {1e3 * predicted_s:.1f} ms, measured "

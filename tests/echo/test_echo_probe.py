@@ -170,7 +170,7 @@ def test_loading_and_training_in_turns_is_seen_and_cured_first():
     report = run(machine, SleepingLoader(machine, 2.0))
     assert report.measured_s[1] == exactly(3.0)
     assert report.idle_fraction == exactly(2 / 3)
-    assert report.contention == pytest.approx(2 / 3, abs=0.01)
+    assert report.contention == pytest.approx(1, abs=0.02)
     assert "take turns" in report.advice[0] and "prefetching" in report.advice[0]
 
 
@@ -193,12 +193,12 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
 @pytest.mark.parametrize(
     ("load_s", "delay", "says"),
     [
-        (1.2, 0.6, "0.42 of a fresh|1.18 s instead of 1.72|down 15%|0.58 of|uses=8)"),
+        (1.2, 0.6, "0.58 of a fresh|1.17 s instead of 1.72|down 15%|0.57 of|uses=8)"),
         # Slower than the step by itself, but a repeat is worth too little.
         (
             0.8,
             0.4,
-            "Do not echo: echoed twice, an update takes 1.16 s instead of 1.32 s|0.76",
+            "Do not echo: echoed twice, an update takes 1.16 s instead of 1.32 s|0.75",
         ),
         # Less than 5 % may be noise; the slower side hides a delay, too.
         (

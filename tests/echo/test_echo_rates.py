@@ -23,13 +23,13 @@ def test_the_model_by_hand():
 
 def test_the_model_of_shared_cores_by_hand():
     found, rates = ej.rates.contention, ej.rates
-    updates = [rates.seconds_per_update(1.5, 1.0, e, 0.4) for e in (1, 2, 3, 6)]
-    assert updates == pytest.approx([1.6, 1.3, 1.2, 1.1])
-    assert found(1.5, 1.0, {1: 1.6, 3: 1.2}) == 0.4
+    updates = [rates.seconds_per_update(2.0, 1.0, e, 0.5) for e in (1, 2)]
+    assert updates == [exactly(2 ** (7 / 6)), exactly((1.5**6 + 1) ** (1 / 6))]
+    assert found(2.0, 1.0, {1: updates[0], 2: updates[1]}) == 0.5
     # A run that is disturbed while the other one is not shows no contention.
     assert found(4.0, 1.0, {1: 4.3, 4: 1.0}) == found(8.0, 1.0, {1: 8.0, 4: 2.0}) == 0
-    # A second teaches as much with e updates if w (1 + c R) = 1, whatever e is.
-    advised = [rates.advised_factor(1.5, 6, 0.4, w) for w in (0, 0.6, 0.65, 1)]
+    # An update takes 1.71, 1.30 and 1.10 with e = 1, 2 and 6.
+    advised = [rates.advised_factor(1.5, 6, 0.4, w) for w in (0, 0.4, 0.65, 1)]
     assert advised == [1, 1, 6, 6]
 
 

@@ -50,9 +50,8 @@ class ProbeReport:
     t_up_s: float  # Mean seconds per fresh batch of the loader alone,
     t_down_s: float  # and per update with one batch held.
     steps: StepTimes  # These updates, and how many were slow.
-    # The same as t_up_s while the step runs, which may take longer, and the part of it
-    # by which a fresh batch delays the step: they want the same cores, or take turns.
-    t_up_together_s: float
+    # The part of t_up_s by which a fresh batch delays the step: they want the same
+    # cores, or take turns.
     contention: float
     # Student's 95 % interval of R over the rounds, with and without rare slow steps.
     ratio_low: float
@@ -83,8 +82,7 @@ class ProbeReport:
 
     def predicted(self, factor: float) -> float:
         """Returns the seconds per update with an echo of a factor, at least 1."""
-        together_s = self.t_up_together_s, self.t_down_s
-        return seconds_per_update(*together_s, factor, self.contention)
+        return seconds_per_update(self.t_up_s, self.t_down_s, factor, self.contention)
 
     @property
     def predicted_s(self) -> dict[float, float]:
@@ -175,7 +173,7 @@ def advised(report: ProbeReport, options: OptionNames) -> ProbeReport:
             f"Do not echo: echoed twice, an update takes {_short(report.predicted(2))} "
             f"instead of {_short(report.predicted(1))}. {_saves_time(report, 2)}"
         )
-    if report.ratio_low <= FED_RATIO < report.ratio_high and not report.contention:
+    if report.ratio_low <= FED_RATIO < report.ratio_high:
         sentences.append(
             f"R may lie anywhere from {report.ratio_low:.2f} to "
             f"{report.ratio_high:.2f}, on either side of 1: measure for longer with "

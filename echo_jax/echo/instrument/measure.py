@@ -23,7 +23,6 @@ from echo_jax.echo.instrument.rates import (
     contention,
     ratio_interval,
     step_times,
-    t_up_together,
 )
 from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
@@ -263,14 +262,12 @@ def probe(
     alone = step_times(times["step alone"])
     t_up_s, t_down_s = mean_s["loader alone"], alone.mean_s
     low, high = ratio_interval(times["loader alone"], alone)
-    together_s = t_up_together(t_up_s, t_down_s, measured_s[1])
-    shared = contention(together_s, t_down_s, measured_s)
-    factor = advised_factor(together_s / t_down_s, max_uses, shared)
+    shared = contention(t_up_s, t_down_s, measured_s)
+    factor = advised_factor(t_up_s / t_down_s, max_uses, shared)
     batch_size, batch_bytes = _size(batch)
     report = ProbeReport(
         t_up_s=t_up_s,
         t_down_s=t_down_s,
-        t_up_together_s=together_s,
         contention=shared,
         ratio_low=low,
         ratio_high=high,
