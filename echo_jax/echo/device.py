@@ -13,7 +13,11 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
 """
 
+import itertools
+import queue
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache, partial
@@ -55,6 +59,53 @@ __all__ = [
 ]
 
 
+class _Calls:
+    """Calls compiled functions, if wanted without waiting for the steps under way."""
+
+    # XLA runs what one thread sends to a CPU one after another: a batch would come
+    # after these steps, and the next step after the batch. So another thread sends it.
+
+    _ASK_AGAIN = 1024  # calls after which it looks again whether steps are under way
+
+    def __init__(self):
+        self.passes_steps = self.after_steps = False
+        self._number, calls = itertools.count(), queue.SimpleQueue()
+        self._thread = threading.Thread(target=_answer, args=[calls], daemon=True)
+        # A queue in C: a signal could leave the locks of a thread pool held for ever.
+        self._calls, self.close = calls, weakref.finalize(self, calls.put, None)
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.after_steps and next(self._number) % self._ASK_AGAIN:
+            if self._thread.ident is None:
+                self._thread.start()
+            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self._calls.put((function, arguments, answers))
+            made, error = answers.get()
+            if error is not None:
+                raise error
+            return made
+        made = _sent(function, arguments)
+        if self.passes_steps:
+            # A small program whose arguments are ready runs within its call.
+            self.after_steps = not all(x.is_ready() for x in jax.tree.leaves(made))
+        return made
+
+
+def _sent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    # It transfers the integers: a device_put of them would take longer.
+    with jax.transfer_guard_host_to_device("allow"):
+        return function(*arguments)
+
+
+def _answer(calls: "queue.SimpleQueue[Any]") -> None:
+    for function, arguments, answers in iter(calls.get, None):
+        try:
+            answers.put((_sent(function, arguments), None))
+        except BaseException as error:
+            answers.put((None, error))
+        del function, arguments, answers  # They hold arrays.
+
+
 class _Slots:
     """The slots of a buffer on the devices, as a store; sends host batches there."""
 
@@ -66,8 +117,7 @@ class _Slots:
         self.arrays, self._scatter = buffer.init(), jitted_write(buffer)
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self._guard = ReuseGuard()
-        # The slots that were written last, and the batch if it is in host memory.
-        self.latest: tuple[bytes, Any] | None = None
+        self.call = _Calls()
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a batch on the devices, with its rows in each lane."""
@@ -83,18 +133,14 @@ class _Slots:
         for number, ((batch, leaves, mark), _, _) in enumerate(taken):
             self._guard.check(leaves, mark)
             into = slots[:, number * rows : (number + 1) * rows]
-            # The call transfers the integers: a device_put of them would take longer.
-            with jax.transfer_guard_host_to_device("allow"):
-                short = self.buffer.shortened(into)
-                self.arrays = self._scatter(self.arrays, batch, short)
-            sent = jax.tree.leaves(batch)
-            on_host = all(type(leaf) is np.ndarray for leaf in sent)
-            self.latest = (into.tobytes(), batch) if on_host else None
+            short = self.buffer.shortened(into)
+            self.arrays = self.call(self._scatter, self.arrays, batch, short)
 
     def clear(self) -> None:
-        self.latest = None
-        if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
-            self.arrays = self.buffer.init()  # A failed write has donated them.
+        # A failed write has donated them, or one whose caller was interrupted will.
+        arrays = jax.tree.leaves(self.arrays)
+        if self.call.after_steps or any(array.is_deleted() for array in arrays):
+            self.arrays = self.buffer.init()
 
 
 class DeviceFeed(Driver):
@@ -139,6 +185,7 @@ class DeviceFeed(Driver):
         self._seed = seed
         self._lanes = slice(None) if lanes is None else list(lanes)
         self._slots = slots = _Slots(self.buffer, self._lanes)
+        self.call = slots.call
         # Sending a batch to several devices takes long, and must not delay the reading
         # of the next.
         is_slow = prefetch and buffer.sharding.num_devices > 1
@@ -206,24 +253,6 @@ class DeviceFeed(Driver):
         packed, index, repeat = self._packed
         return packed[batches], UseInfo(index[batches], repeat[batches])
 
-    def take_fresh(self, uses: np.ndarray) -> Any:
-        """Returns the batch of ``inputs`` from host memory, None if it is not there.
-
-        So a batch of fresh rows in their order waits for no program on a CPU.
-        """
-        latest, self._slots.latest = self._slots.latest, None
-        if latest is None or latest[0] != uses[0, 0].tobytes():
-            return None
-
-        def sent(leaf: np.ndarray) -> jax.Array:
-            # Of a copy, else the device would use the memory of the loader. A
-            # device_put takes twice as long.
-            place = leaf.shape, self.buffer.sharding
-            return jax.make_array_from_callback(*place, lambda _: leaf.copy())
-
-        with jax.transfer_guard_host_to_device("allow"):
-            return jax.tree.map(sent, latest[1])
-
     def hold(self, host_batch: Any) -> np.ndarray:
         """Returns an input of the first slots; writes a batch there if nothing is."""
         lanes, rows = self.buffer.num_lanes, self._slots.rewritten_rows
@@ -239,6 +268,7 @@ class DeviceFeed(Driver):
         if self._upstream is not None:
             self._upstream.close()
         super().close()
+        self._slots.call.close()
 
 
 def plan_of_size(
@@ -328,12 +358,9 @@ class DeviceEchoIterator(EchoIterator):
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
         feed = self._feed
         uses, (index, repeat) = feed.inputs(at, stop)
-        batch = feed.take_fresh(uses) if self._augment is None else None
-        if batch is None:
-            # A smaller batch has its own program, so that an augmentation sees only
-            # real rows. The call transfers the integers, as a write does.
-            with jax.transfer_guard_host_to_device("allow"):
-                batch = self._draw(feed.arrays, uses)
+        # A smaller batch has its own program, so that an augmentation sees only real
+        # rows.
+        batch = feed.call(self._draw, feed.arrays, uses)
         return self._place.joined(batch), UseInfo(index[0], repeat[0])
 
     def _start(self, turn: Turn) -> Driver:
@@ -363,6 +390,7 @@ class DeviceEchoIterator(EchoIterator):
             turn=turn,
             agree=agreed.follow_first if agreed else lambda ask: ask(),
         )
+        self._feed.call.passes_steps = layout.is_on_cpu
         self._spec, self._draw = spec, _jitted_draw(self._feed.buffer, self._augment)
         return self._feed
 

@@ -203,6 +203,19 @@ def test_a_write_waits_for_updates_that_still_read():
         np.testing.assert_array_equal(index, expected)
 
 
+def test_a_batch_on_a_cpu_does_not_wait_for_a_step_under_way():
+    weights = jax.device_put(np.full((256, 256), 1 / 256, np.float32))
+    step = jax.jit(lambda w: jax.lax.fori_loop(0, 500, lambda _, x: jnp.tanh(x @ x), w))
+    spec, mesh = ej.EchoSpec(2, 64, "spread", 16), mesh_of(1)
+    with ej.device.echo_batches(Chunks(40), spec, mesh=mesh) as batches:
+        for number in range(5):
+            under_way = step(weights)
+            jax.block_until_ready(next(batches))
+            # The second, after all is compiled, still waits, and so finds steps.
+            assert number < 2 or not under_way.is_ready()
+            jax.block_until_ready(under_way)
+
+
 @pytest.mark.parametrize("order", ["window_shuffle", "spread"])
 def test_how_many_batches_are_asked_for_changes_nothing(order):
     """Nor where the feed is saved: what is decided ahead is no part of the state."""

@@ -246,18 +246,6 @@ def test_batches_of_an_array_that_is_used_again_too_early_are_refused(prefetch):
         list(ej.echo(reusing(64), spec, batch=True, prefetch=prefetch))
 
 
-@pytest.mark.parametrize("kind", [ej.EchoSpec, ej.StochasticSpec])
-def test_batches_on_devices_do_not_change_when_the_loader_uses_its_memory(kind):
-    memory = np.zeros(6 * 8 * 16 + 16, np.int32)
-    # The memory of an array that begins at 64 bytes is what a CPU device would use.
-    memory = memory[-memory.ctypes.data % 64 // 4 :][: 6 * 8 * 16].reshape(6, 8, 16)
-    memory[:] = np.arange(6)[:, None, None]
-    spec = kind(buffer=8, batch_size=8)
-    batches = [*ej.device.echo_batches(iter(memory), spec, mesh=mesh_of(1))]
-    memory[:] = -1
-    assert [set(np.ravel(x).tolist()) for x in batches] == [{k} for k in range(6)]
-
-
 def through_buffer(batch, mesh):
     buffer = EchoBuffer.of(batch, num_slots=8 // mesh.size, mesh=mesh)
     slots = np.tile(np.arange(8 // mesh.size, dtype=np.int32), (mesh.size, 1))

@@ -366,9 +366,14 @@ class EchoBuffer:
         return self._each(leaf, arrays, rows)
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether its devices are CPUs."""
+        return _platform(self.sharding) == "cpu"
+
+    @property
     def _in_turn(self) -> bool:
         # On CPUs a scatter by jax 0.12 takes seven times as long as row by row.
-        return not self.tiled and _platform(self.sharding) == "cpu"
+        return not self.tiled and self.is_on_cpu
 
     def shortened(self, write_slots: np.ndarray) -> np.ndarray:
         """Returns the first of adjacent slots alone, if `write` can do with it."""
