@@ -79,7 +79,9 @@ class _Calls:
             if self._thread.ident is None:
                 self._thread.start()
             answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._calls.put((function, arguments, answers))
+            # It may be set for this thread alone.
+            is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+            self._calls.put((function, arguments, is_x64, answers))
             made, error = answers.get()
             if error is not None:
                 raise error
@@ -98,9 +100,10 @@ def _sent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _answer(calls: "queue.SimpleQueue[Any]") -> None:
-    for function, arguments, answers in iter(calls.get, None):
+    for function, arguments, is_x64, answers in iter(calls.get, None):
         try:
-            answers.put((_sent(function, arguments), None))
+            with jax.enable_x64(is_x64):
+                answers.put((_sent(function, arguments), None))
         except BaseException as error:
             answers.put((None, error))
         del function, arguments, answers  # They hold arrays.
@@ -390,7 +393,8 @@ class DeviceEchoIterator(EchoIterator):
             turn=turn,
             agree=agreed.follow_first if agreed else lambda ask: ask(),
         )
-        self._feed.call.passes_steps = layout.is_on_cpu
+        # An augmentation may depend on what jax keeps for each thread, such as a mesh.
+        self._feed.call.passes_steps = layout.is_on_cpu and self._augment is None
         self._spec, self._draw = spec, _jitted_draw(self._feed.buffer, self._augment)
         return self._feed
 
