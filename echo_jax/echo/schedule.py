@@ -119,18 +119,10 @@ class Schedule:
         return math.floor(sum(map(operator.mul, self.factors, counts)))
 
     def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
-        """Returns the uses of items from ``start`` on, and the carry after them.
-
-        Args:
-          start: Index of the first item.
-          count: How many items.
-          carry: The carry before item ``start``; 0 before item 0.
-
-        Returns:
-          ``int64[count]``, and the carry before item ``start + count``.
+        """Returns the uses of items, ``int64[count]``, and the carry after them.
 
         Example:
-          >>> as_schedule(2.5).uses(0, 4, 0)
+          >>> as_schedule(2.5).uses(0, 4, carry=0)
           (array([2, 3, 2, 3]), 0)
         """
         units = np.cumsum(np.concatenate(([carry], self._units(start, count))))

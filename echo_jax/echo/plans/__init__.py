@@ -1,20 +1,15 @@
 """The plans of an echo: they decide which items are taken, and when each is used."""
 
 from echo_jax.echo.plans.adaptive import AdaptivePlan
-from echo_jax.echo.plans.base import Decision, Need, Plan, Uses, outputs_of
+from echo_jax.echo.plans.base import Need, Plan, Uses, outputs_of
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lane_spec, split_state
 from echo_jax.echo.plans.stochastic import StochasticPlan
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec, check_spec
 
 __all__ = [
-    "AdaptivePlan",
-    "Decision",
-    "FixedPlan",
     "Lanes",
     "Need",
-    "Plan",
-    "StochasticPlan",
     "Uses",
     "joined_state",
     "lane_spec",
@@ -31,12 +26,7 @@ def make_plan(
     max_batches: int = 1,
     options: tuple[object, ...] = (),
 ) -> Plan:
-    """Returns the plan of a spec of any mode.
-
-    Example:
-      >>> make_plan(AdaptiveSpec(buffer=8, batch_size=2)).need(2)
-      Need(must=2, may=0)
-    """
+    """Returns the plan of a spec of any mode."""
     check_spec(spec)
     if isinstance(spec, AdaptiveSpec):
         return AdaptivePlan(spec, lanes=lanes, options=options)

@@ -163,15 +163,9 @@ def outputs_of(
 ) -> Iterator[tuple[np.ndarray, Uses]]:
     """Runs a plan without a store, over an upstream of ``total`` rows for each lane.
 
-    Args:
-      plan: A new plan, or one that was restored.
-      total: Rows.
-      uses: Uses of each lane in an output.
-      ready: Returns whether optional rows are at hand.
-
-    Yields:
-      The slots of the rows that are written before an output, ``int32[G, r]``, and the
-      uses of the output, fewer of them at the end.
+    Yields the slots of the rows that are written before an output, ``int32[G, r]``, and
+    the ``uses`` of each lane in it, fewer at the end. ``ready`` returns whether
+    optional rows are at hand.
     """
     decision, at = None, 0
     first = row = plan.row

@@ -43,12 +43,6 @@ class FixedPlan(Plan):
 
     It decides many batches at once, as if the upstream had no end. When the end comes,
     it decides the batches again that were not handed out.
-
-    Example:
-      >>> plan = FixedPlan(EchoSpec(2, batch_size=4), lanes=Lanes(host_batch=4))
-      >>> uses, rows, *_ = plan.decide(4, 0)
-      >>> uses.fresh_index[:, :8].tolist(), rows[:8].tolist()
-      ([[0, 0, 1, 1, 2, 2, 3, 3]], [4, 4, 4, 4, 4, 4, 4, 4])
     """
 
     def __init__(

@@ -115,12 +115,7 @@ def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]
 
 
 def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state of a plan of all lanes from the states of its parts, in order.
-
-    Example:
-      >>> joined_state(split_state({"lanes": ["a", "b"], "written": 3}, 2))
-      {'lanes': ['a', 'b'], 'written': 3}
-    """
+    """Returns the state of a plan of all lanes from those of its parts, in order."""
     joined = dict(states[0])
     for key in joined.keys() & {"lanes", "repeats"}:
         joined[key] = functools.reduce(operator.add, [each[key] for each in states])
