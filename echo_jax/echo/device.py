@@ -64,7 +64,6 @@ class _Calls:
 
     # XLA runs what one thread sends to a CPU one after another: a batch would come
     # after these steps, and the next step after the batch. So another thread sends it.
-
     _ASK_AGAIN = 1024  # calls after which it looks again whether steps are under way
 
     def __init__(self):
@@ -79,8 +78,7 @@ class _Calls:
             if self._thread.ident is None:
                 self._thread.start()
             answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            # It may be set for this thread alone.
-            is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+            is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # here
             self._calls.put((function, arguments, is_x64, answers))
             made, error = answers.get()
             if error is not None:
@@ -129,7 +127,11 @@ class _Slots:
         mark = self._guard.mark(leaves)
         if mark is None:
             leaves = []  # The host's arrays are kept only to be checked.
-        return (self.buffer.put(batch), leaves, mark), self.rewritten_rows
+        sent = self.buffer.put(batch)
+        if self.call.passes_steps and sent is batch:
+            # A write may read it later, when the loader uses its memory again.
+            sent = jax.tree.map(np.copy, batch)
+        return (sent, leaves, mark), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         slots, rows = slots[self._lanes], self.rewritten_rows
@@ -361,8 +363,7 @@ class DeviceEchoIterator(EchoIterator):
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
         feed = self._feed
         uses, (index, repeat) = feed.inputs(at, stop)
-        # A smaller batch has its own program, so that an augmentation sees only real
-        # rows.
+        # A smaller batch has its own program: an augmentation sees only real rows.
         batch = feed.call(self._draw, feed.arrays, uses)
         return self._place.joined(batch), UseInfo(index[0], repeat[0])
 

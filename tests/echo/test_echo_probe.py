@@ -195,17 +195,9 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
     [
         (1.2, 0.6, "0.58 of a fresh|1.17 s instead of 1.72|down 15%|0.57 of|uses=8)"),
         # Slower than the step by itself, but a repeat is worth too little.
-        (
-            0.8,
-            0.4,
-            "Do not echo: echoed twice, an update takes 1.16 s instead of 1.32 s|0.75",
-        ),
+        (0.8, 0.4, "Do not echo: echoed twice|1.16 s instead of 1.32 s|0.75"),
         # Less than 5 % may be noise; the slower side hides a delay, too.
-        (
-            0.8,
-            0.06,
-            "Do not echo: echoed twice, an update takes 1.00 s|than 1.00|is idle 5%",
-        ),
+        (0.8, 0.06, "Do not echo: echoed twice|takes 1.00 s|than 1.00|is idle 5%"),
         (2.0, 0.01, "Echo every example 2 times|1.00 s instead of 2.00 s|is idle 50%"),
     ],
 )
