@@ -68,6 +68,8 @@ class _Calls:
 
     def __init__(self):
         self.passes_steps = self.after_steps = False
+        # Here; another thread does not see ``with jax.enable_x64(True)``.
+        self.is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
         self._number, calls = itertools.count(), queue.SimpleQueue()
         self._thread = threading.Thread(target=_answer, args=[calls], daemon=True)
         # A queue in C: a signal could leave the locks of a thread pool held for ever.
@@ -78,8 +80,7 @@ class _Calls:
             if self._thread.ident is None:
                 self._thread.start()
             answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # here
-            self._calls.put((function, arguments, is_x64, answers))
+            self._calls.put((function, arguments, self.is_x64, answers))
             made, error = answers.get()
             if error is not None:
                 raise error
@@ -127,7 +128,8 @@ class _Slots:
         mark = self._guard.mark(leaves)
         if mark is None:
             leaves = []  # The host's arrays are kept only to be checked.
-        sent = self.buffer.put(batch)
+        with jax.enable_x64(self.call.is_x64):
+            sent = self.buffer.put(batch)
         if self.call.passes_steps and sent is batch:
             # A write may read it later, when the loader uses its memory again.
             sent = jax.tree.map(np.copy, batch)

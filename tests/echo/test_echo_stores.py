@@ -270,8 +270,9 @@ def test_64_bits_stay_where_jax_has_them():
     rows = np.tile([1, 2**62, 3, 2**62 + 2**10], 2)
     dtypes = ["int64", "uint64", "float64", "complex128"]
     batch = {dtype: rows.astype(dtype) for dtype in dtypes}
+    spec = ej.EchoSpec(batch_size=8)
     with jax.enable_x64(True):
-        found = through_buffer(batch, mesh_of(2))
+        (found,) = ej.device.echo_batches([batch], spec, mesh=mesh_of(2))
         for dtype, leaf in found.items():
             assert leaf.dtype == dtype
             np.testing.assert_array_equal(np.asarray(leaf), batch[dtype])
