@@ -33,9 +33,11 @@ def fresh_items(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.MapDataset[Any]:
     """Returns a shard's endless fresh items by index, some of them `_Replaced`."""
-    storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
     records = _records(stages, pipeline)
-    dataset = records.map_with_index(Read(stages.source, storage))
+    dataset = records.map(stages.source.__getitem__)
+    if pipeline.storage.is_simulated:
+        storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
+        dataset = records.map_with_index(Read(stages.source, storage))
     if pipeline.after != "read":
         augment = stages.augment if pipeline.after in ("augment", "batch") else None
         finish = FinishFresh(
