@@ -89,6 +89,7 @@ class _Calls:
         if self.passes_steps:
             # A small program whose arguments are ready runs within its call.
             self.after_steps = not all(x.is_ready() for x in jax.tree.leaves(made))
+            jax.block_until_ready(made)  # Until then it reads the loader's memory.
         return made
 
 
@@ -130,9 +131,6 @@ class _Slots:
             leaves = []  # The host's arrays are kept only to be checked.
         with jax.enable_x64(self.call.is_x64):
             sent = self.buffer.put(batch)
-        if self.call.passes_steps and sent is batch:
-            # A write may read it later, when the loader uses its memory again.
-            sent = jax.tree.map(np.copy, batch)
         return (sent, leaves, mark), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
@@ -141,6 +139,9 @@ class _Slots:
             self._guard.check(leaves, mark)
             into = slots[:, number * rows : (number + 1) * rows]
             short = self.buffer.shortened(into)
+            if self.call.after_steps:
+                # It may be read later, when the loader uses its memory again.
+                batch = jax.tree.map(_own, batch)
             self.arrays = self.call(self._scatter, self.arrays, batch, short)
 
     def clear(self) -> None:
@@ -148,6 +149,10 @@ class _Slots:
         arrays = jax.tree.leaves(self.arrays)
         if self.call.after_steps or any(array.is_deleted() for array in arrays):
             self.arrays = self.buffer.init()
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 class DeviceFeed(Driver):

@@ -35,7 +35,7 @@ class HostEchoIterator(EchoIterator):
             iterator = PeekedIterator(iterator)
         super().__init__(iterator, spec, batch=batch or stacked, **common)
         self._stacked, self._prefetch = stacked, prefetch
-        self._begun()
+        self._open()
 
     def _start(self, turn: Turn) -> Driver:
         if self._spec is None:

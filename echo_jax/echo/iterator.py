@@ -49,17 +49,12 @@ class EchoIterator(Iterator[Any]):
         """Returns how many items an upstream of a length gives, about."""
         return length
 
-    def _begun(self) -> Driver:
-        if self._driver is None:
-            self._driver = self._start(self._turn)
-        return self._driver
-
     def _open(self) -> Driver:
         """Returns the driver; makes it in a turn of its own if there is none."""
-        if self._driver is not None:
-            return self._driver
-        with self._turn:
-            return self._begun()
+        if self._driver is None:
+            with self._turn:
+                self._driver = self._driver or self._start(self._turn)
+        return self._driver
 
     @property
     def counts(self) -> Counts:
@@ -99,10 +94,9 @@ class EchoIterator(Iterator[Any]):
             cannot go on.
           ValueError: The echo is closed, or another thread is using it.
         """
-        turn = self._turn
+        driver, turn = self._open(), self._turn
         with turn:
             turn.check()
-            driver = self._begun()
             self._check_first()
             size = driver.plan.batch if self._batch else 1
             found = driver.next(size)
