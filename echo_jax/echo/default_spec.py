@@ -31,7 +31,7 @@ def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> Adapt
     return spec
 
 
-def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
+def split_off_spec(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
     """Returns the state of an echo without its chosen spec, and that spec."""
     rest = dict(state) if isinstance(state, Mapping) else {}
     chosen = rest.pop("spec", None)

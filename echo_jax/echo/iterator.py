@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.default_spec import split_state
+from echo_jax.echo.default_spec import split_off_spec
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.spec import AnySpec, num_outputs
 
@@ -145,7 +145,7 @@ class EchoIterator(Iterator[Any]):
         is_empty = isinstance(state, Mapping) and state.get("plan") == {}
         try:
             if self._chooses and not is_empty:
-                state, spec = split_state(state)
+                state, spec = split_off_spec(state)
                 if self._driver is not None and spec != self._spec:
                     # It was chosen with another amount of free memory.
                     self._driver.close()
