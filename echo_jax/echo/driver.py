@@ -133,7 +133,7 @@ class Driver:
             row, slots = self._reader.row, decision.slots[:, :0]
             decision = Decision.at_once(decision, row, slots)
         self._decision, self.uses = decision, decision.uses
-        self._at, self._first = 0, self._reader.row
+        self._at, self._first, self._size = 0, self._reader.row, self.uses.size
 
     @property
     def counts(self) -> Counts:
@@ -151,9 +151,9 @@ class Driver:
         """
         reader, turn = self._reader, self.turn
         while True:
-            if self._at + count > self.uses.size and not self._decide(count):
+            if self._at + count > self._size and not self._decide(count):
                 return None
-            at, stop = self._at, min(self._at + count, self.uses.size)
+            at, stop = self._at, min(self._at + count, self._size)
             row = reader.row
             missing = self._decision.rows_for(at, stop) - row
             if missing <= 0:

@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class Structure:
         static, children, build, _ = container or (None, [], None, None)
         self._static, self._build = static, build
         self._parts = [Structure(child) for child in children]
+        self._is_flat = all(part._build is None for part in self._parts)
         self._keys = list(tree) if type(tree) is dict else None
 
     def columns(self, trees: list[Any]) -> list[list[Any]] | None:
@@ -99,6 +101,8 @@ class Structure:
         """Builds a tree of leaves in this structure's order."""
         if self._build is None:
             return next(leaves)
+        if self._is_flat:
+            return self._build([*islice(leaves, len(self._parts))])
         return self._build([part.build(leaves) for part in self._parts])
 
 

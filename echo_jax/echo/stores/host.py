@@ -126,7 +126,8 @@ class RingStore:
 
     def read(self, rows: np.ndarray) -> Any:
         """Returns the items in some slots, stacked along a new first axis."""
-        return self._structure.build(slots.take(rows, 0) for _, slots in self._leaves)
+        leaves = [slots.take(rows, 0) for _, slots in self._leaves]
+        return self._structure.build(iter(leaves))
 
     @property
     def seems_stacked(self) -> int:
