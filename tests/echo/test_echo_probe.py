@@ -251,7 +251,7 @@ def test_a_starved_trainer_is_told_how_to_echo():
         # A quarter of the time for an update, and as many updates as in the studies.
         "to the same loss takes 0.21 to 0.29 of the time",
         # A hundred batches of 32.
-        "Keep 3200 examples (44.8 kB)",
+        "Keep 3200 examples (44.8 kB), on the accelerator if its memory allows",
         'ej.echo_batches(loader, ej.EchoSpec(factor=4.0, order="spread", buffer=3200, '
         "batch_size=32))",
     ):
