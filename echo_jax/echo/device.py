@@ -13,6 +13,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
 """
 
+import copy
 import itertools
 import queue
 import re
@@ -141,7 +142,7 @@ class _Slots:
             short = self.buffer.shortened(into)
             if self.call.after_steps:
                 # It may be read later, when the loader uses its memory again.
-                batch = jax.tree.map(_own, batch)
+                batch = jax.tree.map(copy.copy, batch)
             self.arrays = self.call(self._scatter, self.arrays, batch, short)
 
     def clear(self) -> None:
@@ -149,10 +150,6 @@ class _Slots:
         arrays = jax.tree.leaves(self.arrays)
         if self.call.after_steps or any(array.is_deleted() for array in arrays):
             self.arrays = self.buffer.init()
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 class DeviceFeed(Driver):

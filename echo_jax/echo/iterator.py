@@ -1,5 +1,6 @@
 """The iterator of an echo, on the host and on devices, which differ in their store."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -7,7 +8,7 @@ from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import split_off_spec
 from echo_jax.echo.driver import Driver, Turn
-from echo_jax.echo.spec import AnySpec, num_outputs
+from echo_jax.echo.spec import AnySpec, EchoSpec
 
 
 class EchoIterator(Iterator[Any]):
@@ -77,12 +78,14 @@ class EchoIterator(Iterator[Any]):
         For batches it is an estimate, because the size of a loader's last batch is
         unknown.
         """
-        return num_outputs(
-            self._spec,
-            None if self._length is None else self._items(self._length),
-            batch=self._batch,
-            drop_remainder=self._drop_remainder,
-        )
+        spec = self._spec
+        if self._length is None or not isinstance(spec, EchoSpec):
+            return NotImplemented
+        uses = spec.schedule.total(self._items(self._length))
+        if uses is None or uses > sys.maxsize:
+            return NotImplemented
+        size = spec.batch_size if self._batch else 1
+        return uses // size if self._drop_remainder else -(-uses // size)
 
     def __next__(self) -> Any:
         """Returns the next output, with its `UseInfo` if ``tags`` is set.

@@ -1,6 +1,5 @@
 """Specs of an echo: frozen, validated descriptions for all stores."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,19 +184,6 @@ AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
 def _check_integers(spec: AnySpec, **more: int) -> None:
     for name, bound in {"buffer": 1, "batch_size": 1, "seed": 0, **more}.items():
         object.__setattr__(spec, name, integer(name, getattr(spec, name), bound))
-
-
-def num_outputs(
-    spec: AnySpec | None, num_items: int | None, *, batch: bool, drop_remainder: bool
-) -> int:
-    """Returns how many outputs an echo makes, or NotImplemented if it is unknown."""
-    if num_items is None or not isinstance(spec, EchoSpec):
-        return NotImplemented
-    uses = spec.schedule.total(num_items)
-    if uses is None or uses > sys.maxsize:
-        return NotImplemented
-    size = spec.batch_size if batch else 1
-    return uses // size if drop_remainder else -(-uses // size)
 
 
 def check_spec(spec: Any) -> None:

@@ -250,7 +250,12 @@ class _LeastRecentlyUsed:
         uses = repeat + np.int32(1)
         self._uses[slots] = uses
         below = uses < self._max_uses
-        self._enter(slots if below.all() else slots.compress(below))
+        # They enter the queue at its end, unless they are used up.
+        entering = slots if below.all() else slots.compress(below)
+        places = np.arange(self._tail, self._tail + entering.size)
+        self._queue[places & self._wrap] = entering
+        self._place[entering] = places
+        self._tail += entering.size
         return slots, repeat
 
     def _choose(self, n: int, number: int) -> np.ndarray:
@@ -266,13 +271,6 @@ class _LeastRecentlyUsed:
         slots = self._queue.take(places & self._wrap)
         self._close(places, 1)
         return slots
-
-    def _enter(self, slots: np.ndarray) -> None:
-        """Puts items at the end of the queue."""
-        places = np.arange(self._tail, self._tail + slots.size)
-        self._queue[places & self._wrap] = slots
-        self._place[slots] = places
-        self._tail += slots.size
 
     def _evict(self, slots: np.ndarray) -> None:
         """Takes items out of any places of the queue."""

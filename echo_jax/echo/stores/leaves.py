@@ -104,13 +104,9 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_immutable(leaf: Any) -> bool:
-    is_scalar = isinstance(leaf, _IMMUTABLE) and not isinstance(leaf, np.void)
-    return is_scalar or _is_jax_array(leaf)
-
-
-def _is_jax_array(leaf: Any) -> bool:
-    kind = getattr(sys.modules.get("jax"), "Array", None)
-    return kind is not None and isinstance(leaf, kind)
+    if isinstance(leaf, _IMMUTABLE):
+        return not isinstance(leaf, np.void)
+    return isinstance(leaf, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def _refusal(path: str, leaf: Any, why: str) -> ValueError:
