@@ -13,7 +13,6 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
 """
 
-import copy
 import itertools
 import queue
 import re
@@ -90,7 +89,7 @@ class _Calls:
         if self.passes_steps:
             # A small program whose arguments are ready runs within its call.
             self.after_steps = not all(x.is_ready() for x in jax.tree.leaves(made))
-            jax.block_until_ready(made)  # Until then it reads the loader's memory.
+            jax.block_until_ready(made)  # Until then it may read the loader's memory.
         return made
 
 
@@ -104,7 +103,7 @@ def _answer(calls: "queue.SimpleQueue[Any]") -> None:
     for function, arguments, is_x64, answers in iter(calls.get, None):
         try:
             with jax.enable_x64(is_x64):
-                answers.put((_sent(function, arguments), None))
+                answers.put((jax.block_until_ready(_sent(function, arguments)), None))
         except BaseException as error:
             answers.put((None, error))
         del function, arguments, answers  # They hold arrays.
@@ -140,9 +139,6 @@ class _Slots:
             self._guard.check(leaves, mark)
             into = slots[:, number * rows : (number + 1) * rows]
             short = self.buffer.shortened(into)
-            if self.call.after_steps:
-                # It may be read later, when the loader uses its memory again.
-                batch = jax.tree.map(copy.copy, batch)
             self.arrays = self.call(self._scatter, self.arrays, batch, short)
 
     def clear(self) -> None:
