@@ -119,22 +119,21 @@ def test_the_loop_of_the_readme():
     uses = Uses()
     mine = {"loader": Loader(), "params": 0, "state": 0, "step": uses.step}
     run("README.md", "for batch in", **mine)
-    assert (uses.counts() == 4).all()
-    # At the end, no batch holds an example twice, so some may be smaller.
-    assert max(len(batch) for batch in uses.batches) == BATCH_SIZE
+    assert 1 <= uses.counts().min() <= uses.counts().max() <= 4
+    assert {len(batch) for batch in uses.batches} == {BATCH_SIZE}
 
 
 @pytest.mark.parametrize(
-    ("name", "times", "size"),
-    [("steady", 4, 64), ("bursty", 8, 32), ("from_examples", 4, 64)],
+    ("name", "least", "times", "size"),
+    [("steady", 4, 4, 64), ("bursty", 1, 8, 32), ("from_examples", 4, 4, 64)],
 )
-def test_the_calls_of_the_readme(name, times, size):
+def test_the_calls_of_the_readme(name, least, times, size):
     uses = Uses()
     examples = ({"label": i} for i in range(IMAGES))
     names = run("README.md", "AdaptiveSpec", loader=Loader(), examples=examples)
     for batch in names[name]:
         uses(batch)
-    assert (uses.counts() == times).all()
+    assert least <= uses.counts().min() <= uses.counts().max() <= times
     assert max(len(batch) for batch in uses.batches) == size
 
 
@@ -181,7 +180,7 @@ def test_an_echo_is_saved_and_replayed():
     assert set(uses.counts()) <= {1, 2, 3}
     with ej.echo_batches(Loader(), spec, prefetch=2) as ended:
         ended.set_state(names["checkpoint"])
-        assert [*ended] == []
+        assert next(ended, None) is None
     assert names["spec"].replay == names["batches"].log
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-_VERSION = 1
-_KEYS = {"version", "decisions", "bits"}
+_VERSION = 2
+_KEYS = {"version", "decisions", "bits", "ends"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
 # A log that cannot be compressed takes a sixth of its decisions as text.
@@ -28,8 +28,12 @@ _MAX_FILE_BYTES = _MAX_DECISIONS // 5
 class DecisionLog(Sequence[bool]):
     """Whether an adaptive echo took fresh data before each of its batches.
 
-    A log never changes, and is compared and hashed by its decisions. A million of them
+    A log never changes, and is compared and hashed by its content. A million decisions
     take 125 kB, and as text at most 4/3 of that; a regular log takes a few kB.
+
+    Attributes:
+      ends: For each end of the upstream, the number of batches before it was found, and
+        the rows of each lane that the upstream still had.
 
     Example:
       >>> log = DecisionLog([True, False, False, True])
@@ -39,8 +43,11 @@ class DecisionLog(Sequence[bool]):
       True
     """
 
-    def __init__(self, decisions: Iterable[int] = ()):
+    def __init__(
+        self, decisions: Iterable[int] = (), ends: Iterable[tuple[int, int]] = ()
+    ):
         """Makes a log of decisions in their order; ValueError for more than 2^28."""
+        self.ends = tuple(ends)
         if isinstance(decisions, bytearray):  # of 0 and 1, in a thousandth of the time
             taken = np.frombuffer(bytes(decisions), bool)
         else:
@@ -59,30 +66,38 @@ class DecisionLog(Sequence[bool]):
         if isinstance(index, slice):
             packed = np.frombuffer(self._packed, np.uint8)
             bits = np.unpackbits(packed, count=self._length)
-            return DecisionLog(bits[index].tolist())
+            places = range(self._length)[index]
+            return DecisionLog(bits[index], [x for x in self.ends if x[0] in places])
         place = range(self._length)[index]
         return bool(self._packed[place // 8] >> (7 - place % 8) & 1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DecisionLog):
             return NotImplemented
-        return (self._length, self._packed) == (other._length, other._packed)
+        mine, theirs = (self._length, self._packed), (other._length, other._packed)
+        return (*mine, self.ends) == (*theirs, other.ends)
 
     def __hash__(self) -> int:
-        return hash((self._length, self._packed))
+        return hash((self._length, self._packed, self.ends))
 
     def __repr__(self) -> str:
         taken = int.from_bytes(self._packed).bit_count()
         return f"<DecisionLog of {len(self)} decisions, {taken} of them yes>"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns ``version``; ``decisions``, their number; and ``bits``.
+        """Returns ``version``; ``decisions``, their number; ``bits``; and ``ends``.
 
         The bits are the base64 text of their zlib stream. The first decision is the
         highest bit.
         """
         bits = base64.b64encode(zlib.compress(self._packed)).decode()
-        return {"version": _VERSION, "decisions": self._length, "bits": bits}
+        ends = [list(end) for end in self.ends]
+        return {
+            "version": _VERSION,
+            "decisions": self._length,
+            "bits": bits,
+            "ends": ends,
+        }
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
@@ -94,17 +109,18 @@ class DecisionLog(Sequence[bool]):
         Raises:
           ValueError: The record is anything else.
         """
+        if isinstance(record, dict) and record.get("version", _VERSION) != _VERSION:
+            raise ValueError(
+                f"a decision log of version {record['version']!r:.40} is of another "
+                f"version of echo_jax, whose batches differ; this one reads version "
+                f"{_VERSION}. Restore it with the version that wrote it, or start anew."
+            )
         if not isinstance(record, dict) or set(record) != _KEYS:
             raise ValueError(
                 "this is not the record of a decision log; give what "
                 f"DecisionLog.to_json returned: {', '.join(sorted(_KEYS))}"
             )
-        version, decisions = record["version"], record["decisions"]
-        if version != _VERSION:
-            raise ValueError(
-                f"decision log version {version!r:.40} is unknown; this version of "
-                f"echo_jax reads version {_VERSION}"
-            )
+        decisions, ends = record["decisions"], record["ends"]
         if type(decisions) is not int or not 0 <= decisions <= _MAX_DECISIONS:
             raise ValueError(
                 f"a decision log of {decisions!r:.40} decisions is refused; it must "
@@ -124,7 +140,16 @@ class DecisionLog(Sequence[bool]):
             raise ValueError(
                 f"a decision log has bits set after its {decisions} decisions"
             )
-        log = cls()
+        try:
+            log = cls(ends=[(at, rows) for at, rows in ends])
+            found = [0, *(at for at, _ in log.ends), decisions]
+            if {*map(type, sum(log.ends, ()))} - {int} or found != sorted(found):
+                raise ValueError
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the ends {ends!r:.80} of a decision log must be pairs of integers, "
+                f"the first ones ascending to at most {decisions}"
+            ) from error
         log._packed, log._length = packed, decisions
         return log
 

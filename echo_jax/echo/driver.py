@@ -15,8 +15,9 @@ So an output is made as a whole or not at all, and tags, items and counts agree.
 import copy
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,15 +94,25 @@ class Turn:
         if self.ended and not self._closed and not self._warned:
             self._warned = True
             warnings.warn(
-                "this echo has ended, so iterating over it again gives nothing. Make "
-                "an echo for each epoch, or chain the epochs before the echo to keep "
-                "its buffer: (x for _ in range(num_epochs) for x in loader).",
+                "this echo has ended, and its loader is an iterator, which cannot be "
+                "started again. Give the echo the loader itself, or make an echo for "
+                "each epoch.",
                 stacklevel=3,
             )
 
     def close(self) -> None:
         """Refuses all further turns."""
         self._closed = True
+
+
+class Epoch(NamedTuple):
+    """A pass over the upstream, and what earlier ones had, unless the plan goes on."""
+
+    number: int = 0
+    rows: int = 0  # of each lane
+    fresh: int = 0
+    uses: int = 0
+    repeats: int = 0
 
 
 class Driver:
@@ -120,7 +131,8 @@ class Driver:
         agree: Callable[[Callable[[], bool]], bool] = lambda ask: ask(),
     ):
         # ``agree`` decides with other processes whether optional rows are taken.
-        self.plan = plan
+        self.plan = self._first_plan = plan
+        self.epoch = Epoch()
         self._agree = agree
         self.turn = turn or Turn()
         self._reader = reader
@@ -137,7 +149,8 @@ class Driver:
 
     @property
     def counts(self) -> Counts:
-        return self.plan.counts(self._at)
+        counts, before = self.plan.counts(self._at), self.epoch[2:]
+        return Counts(*map(sum, zip(astuple(counts), before, strict=True)))
 
     @property
     def log(self) -> DecisionLog | None:
@@ -183,16 +196,16 @@ class Driver:
         # A plan may look ahead in iterators, which an interruption would end.
         turn.consistent = False
         plan.settle(self._at, reader.row)
-        rows, may = plan.need(count)
+        rows, may, then = plan.need(count)
         turn.consistent = True
         if not rows and may and self._agree(lambda: reader.is_ready(may)):
             rows = may
-        if rows:
-            reader.ensure(rows)  # In another process they may come later.
+        if rows or then:
+            reader.ensure(rows + then)  # In another process they may come later.
         turn.consistent = False
-        if rows > reader.rows:
-            rows = reader.rows
-            plan.end(rows)
+        if rows + then > reader.rows:
+            plan.end(reader.rows)
+            rows = min(rows, reader.rows)
         decision = plan.decide(count, rows)
         if decision is not None:
             self._follow(decision)
@@ -213,10 +226,12 @@ class Driver:
             plan = self.plan.get_state()
             self.turn.consistent = True
             oldest = self.plan.oldest()
-            upstream, before = self._reader.state_before(oldest)
+            upstream, first, read_in = self._reader.state_before(oldest)
             # Above 0 it counts rows before the anchor, below 0 rows that are not read.
-            skip = self.plan.anchor() - (oldest - before)
-        return {"plan": plan, "skip": skip, "upstream": upstream}
+            skip = self.plan.anchor() - first
+        ended = int(self.turn.ended)
+        epoch = {**self.epoch._asdict(), "ended": ended, "upstream": read_in}
+        return {"epoch": epoch, "plan": plan, "skip": skip, "upstream": upstream}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state."""
@@ -225,23 +240,49 @@ class Driver:
         with self.turn:
             if (
                 not isinstance(state, Mapping)
-                or set(state) != {"plan", "skip", "upstream"}
+                or {*state, "epoch"} != {"epoch", "plan", "skip", "upstream"}
                 or type(state["skip"]) is not int
             ):
                 raise ValueError(
-                    f"{state!r:.200} is not the state of an echo: plan, upstream, and "
-                    "the integer skip; give what get_state returned"
+                    f"{state!r:.200} is not the state of an echo: epoch, plan, "
+                    "upstream, and the integer skip; give what get_state returned"
                 )
             self._reader.check_resumable()
-            plan = copy.copy(self.plan)
+            epoch, ended, read_in = _epoch_of(state.get("epoch", {}))
+            plan = self._plan_of(epoch)
             restored = plan.set_state(state["plan"])
             self._check_skip(restored, state["skip"])
             self.turn.consistent = False
-            vars(self.plan).update(vars(plan))
-            self._reader.restore(state["upstream"], restored.first - state["skip"])
+            self.plan, self.epoch = plan, epoch
+            first = restored.first - state["skip"]
+            self._reader.restore(state["upstream"], first, read_in)
             self._store.clear()
-            self._read_again(restored, state["skip"])
+            self._read_again(restored, state["skip"], ended)
             self._follow(restored.pending or Uses.none())
+            self.turn.ended = ended
+
+    def _plan_of(self, epoch: Epoch) -> Plan:
+        """Returns a plan of a pass over the upstream."""
+        plan = self.plan if self.plan.goes_on else self._first_plan
+        if epoch.number or plan.goes_on:
+            return plan.of_epoch(epoch.number, epoch.rows, epoch.uses)
+        return copy.copy(plan)
+
+    def begin_epoch(self) -> None:
+        """Starts another pass over an upstream that can be started again."""
+        with self.turn:
+            self.turn.check()
+            self.turn.consistent = False
+            epoch = self.epoch._replace(number=self.epoch.number + 1)
+            if self.plan.goes_on:
+                self._reader.begin_epoch()
+            else:
+                rows = epoch.rows + self._reader.row
+                epoch = Epoch(epoch.number, rows, *astuple(self.counts))
+                self._reader.begin_epoch(0)
+            self.epoch = epoch
+            self.plan = self._plan_of(epoch)
+            self._follow(Uses.none())
             self.turn.ended = False
 
     def _check_skip(self, restored: Restored, skip: int) -> None:
@@ -253,7 +294,7 @@ class Driver:
                 "again; it is damaged"
             )
 
-    def _read_again(self, restored: Restored, skip: int) -> None:
+    def _read_again(self, restored: Restored, skip: int, ended: bool) -> None:
         """Reads the items in use again, and the rows before or between them."""
         at, end = -skip, restored.slots.shape[1]
         most = self._store.rewritten_rows
@@ -261,6 +302,9 @@ class Driver:
             wanted = min(-at if at < 0 else end - at, most)
             self._reader.ensure(wanted)
             rows = min(self._reader.rows, wanted)
+            if not rows and self._reader.epoch < self.epoch.number:
+                self._reader.begin_epoch()
+                continue
             if not rows:
                 raise ValueError(
                     f"the upstream ended after {restored.first + at} items, but the "
@@ -271,12 +315,34 @@ class Driver:
             if at >= 0:
                 self._store.write(restored.slots[:, at : at + rows], taken)
             at += rows
+        while ended or self._reader.epoch < self.epoch.number:
+            self._reader.ensure(1)
+            if self._reader.rows:
+                raise ValueError(
+                    f"the upstream goes on after {restored.first + end} items, but it "
+                    "had ended when the state was saved; restore it over the same data"
+                )
+            if self._reader.epoch == self.epoch.number:
+                break
+            self._reader.begin_epoch()
         self._reader.read_on()
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
         self.turn.close()
         self._reader.close()
+
+
+def _epoch_of(record: Any) -> tuple[Epoch, bool, int]:
+    """Returns the pass of a state, whether it had ended, and that of its upstream."""
+    # States of earlier versions have one pass.
+    values = Epoch()._asdict() | {"ended": 0, "upstream": 0}
+    values |= record if isinstance(record, Mapping) else {"": record}
+    are_known = len(values) == 7 and {*map(type, values.values())} == {int}
+    if not are_known or not 0 <= values["upstream"] <= values["number"]:
+        raise ValueError(f"{record!r:.200} is not the epoch of a state; it is damaged")
+    ended, read_in = values.pop("ended"), values.pop("upstream")
+    return Epoch(**values), bool(ended), read_in
 
 
 def prefetched(spec: AnySpec, prefetch: int | None, default: int = 0) -> int:

@@ -68,17 +68,22 @@ class EchoIterator(Iterator[Any]):
         return None if self._driver is None else self._driver.log
 
     def __iter__(self) -> Self:
-        """Returns itself; warns if the echo has ended."""
+        """Returns itself; after an end it starts another pass over the loader.
+
+        Warns if the loader is an iterator, which cannot be started again.
+        """
+        if self._turn.ended and self._driver and hasattr(self._iterator, "restart"):
+            self._driver.begin_epoch()
         self._turn.warn_if_ended()
         return self
 
     def __length_hint__(self) -> int:
-        """Returns how many outputs a fixed echo makes of its whole upstream.
+        """Returns how many outputs a fixed echo makes of a pass over its upstream.
 
         For batches it is an estimate, because the size of a loader's last batch is
         unknown.
         """
-        spec = self._spec
+        spec = getattr(self._driver and self._driver.plan, "spec", self._spec)
         if self._length is None or not isinstance(spec, EchoSpec):
             return NotImplemented
         uses = spec.schedule.total(self._items(self._length))

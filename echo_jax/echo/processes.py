@@ -100,6 +100,8 @@ class AgreedIterator(PeekedIterator):
         ahead = ReadAhead(iterator, _AHEAD, timeout_s)
         super().__init__(ahead)
         self.close = ahead.close
+        if hasattr(self, "restart"):
+            self.restart = self._restart
         # Raises if this process cannot use a value.
         self.check: Callable[[Any], object] = lambda value: None
         self._client: Any = distributed.global_state.client
@@ -240,6 +242,10 @@ class AgreedIterator(PeekedIterator):
         """Ends a wait for the other processes, which must leave, too."""
         self._sitting, self._round = self._sitting + 1, 0
         self._decisions = itertools.count()
+
+    def _restart(self) -> None:
+        self._source.restart()
+        self._agreed, self._end = False, None
 
     def _set_state(self, state: Any) -> None:
         super()._set_state(state)

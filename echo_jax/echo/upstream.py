@@ -141,6 +141,11 @@ class Source:
         self._unsaved = self.next_anchor(row + 1)
         return state
 
+    def restart(self) -> None:
+        """Starts another pass over an upstream that has ended."""
+        self.iterator.restart()
+        self._is_exhausted = False
+
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
         self.lost = INTERRUPTED
@@ -160,16 +165,22 @@ def is_resumable(iterator: Any) -> bool:
 
 
 class _LoaderIterator(Iterator[Any]):
-    """One pass over a loader, with ``get_state`` and ``set_state``."""
+    """Passes over a loader, with a state if the loader or its iterator has one."""
 
     def __init__(self, loader: Any):
-        self._loader = loader
-        # It is made when it is needed, because it may start workers: after a restore
-        # only once.
-        self._items: Iterator[Any] | None = None
+        self._loader: Any = loader
         self._ended = False
+        names = ("state_dict", "load_state_dict")
+        self._keeps_state = all(callable(getattr(loader, name, None)) for name in names)
+        # An iterator is made when it is needed, by the thread that reads, because that
+        # may start workers: after a restore only once.
+        self._items: Any = None if self._keeps_state else iter(loader)
+        if self._keeps_state or is_resumable(self._items):
+            self.get_state, self.set_state = self._get_state, self._set_state
+        if not isinstance(loader, Iterator):
+            self.restart = self._restart
 
-    def _begun(self) -> Iterator[Any]:
+    def _begun(self) -> Any:
         if self._items is None:
             self._items = iter(self._loader)
         return self._items
@@ -181,14 +192,21 @@ class _LoaderIterator(Iterator[Any]):
             self._ended = True
             raise
 
-    def get_state(self) -> dict[str, Any]:
-        self._begun()
+    def _restart(self) -> None:
+        self._items, self._ended = None, False
+
+    def _get_state(self) -> Any:
+        items = self._begun()
+        if not self._keeps_state:
+            return items.get_state()
         return {"ended": int(self._ended), "loader": self._loader.state_dict()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def _set_state(self, state: Any) -> None:
+        if not self._keeps_state:
+            return self._begun().set_state(state)
         self._items = None  # ends its workers before others start
         self._loader.load_state_dict(state["loader"])
-        # A loader goes on from its end with another pass; an echo of one pass must not.
+        # A loader goes on from its end with another pass, which `restart` is for.
         self._ended = bool(state["ended"])
         if self._ended:
             self._items = iter(())
@@ -204,11 +222,10 @@ def length_of(iterable: Any) -> int | None:
 
 
 def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
-    """Returns an iterator, with a state if the iterable or its iterator has one."""
-    methods = ("state_dict", "load_state_dict")
-    if all(callable(getattr(iterable, name, None)) for name in methods):
-        return _LoaderIterator(iterable)
-    return iter(iterable)
+    """Returns an iterator that can start again, and go to a state, if possible."""
+    if isinstance(iterable, Iterator) and not hasattr(iterable, "state_dict"):
+        return iter(iterable)
+    return _LoaderIterator(iterable)
 
 
 class PeekedIterator(Iterator[Any]):
@@ -221,6 +238,8 @@ class PeekedIterator(Iterator[Any]):
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state
+        if hasattr(iterator, "restart"):
+            self.restart = self._source.restart
 
     def peek(self) -> Any:
         """Returns the next element, which stays the next one."""
@@ -324,8 +343,10 @@ class Reader:
         self.row = self._wanted = 0
         # What `Source.read` returned, until its last row is taken.
         self._waiting: deque[tuple[Any, int, int, Any]] = deque()
-        # Numbers of rows, up to the next one, and the upstream's states before them.
-        self._saved: deque[tuple[int, Any]] = deque()
+        # Numbers of rows, up to the next one, and the upstream's states before them,
+        # each with the pass over the upstream that it is of.
+        self._saved: deque[tuple[int, Any, int]] = deque()
+        self.epoch = 0
         self._thread: _Thread | None = None
         self._closed = False
 
@@ -395,7 +416,7 @@ class Reader:
 
     def _keep(self, row: int, state: Any, anchor: int) -> None:
         saved = self._saved
-        saved.append((row, state))
+        saved.append((row, state, self.epoch))
         while len(saved) > 1 and saved[1][0] <= anchor:
             saved.popleft()
 
@@ -409,30 +430,41 @@ class Reader:
                 "with state_dict and load_state_dict, such as a StatefulDataLoader"
             )
 
-    def state_before(self, row: int) -> tuple[Any, int]:
-        """Returns the last saved upstream state before a row, and the rows between."""
+    def state_before(self, row: int) -> tuple[Any, int, int]:
+        """Returns the last saved upstream state before a row, its row and its pass."""
         self.check_resumable()
         source = self._source
         if self._thread is None and not self._waiting:
             self._begin()
             if row == source.row and source.lost is None:
-                return source.state(), 0
-        for first, state in reversed(self._saved):
+                return source.state(), row, self.epoch
+        for first, state, epoch in reversed(self._saved):
             if first <= row:
-                return copy.deepcopy(state), row - first
+                return copy.deepcopy(state), first, epoch
         raise source.unknown_place() from source.lost
 
-    def restore(self, state: Any, row: int) -> None:
-        """Goes back to a state, the one before a row."""
+    def begin_epoch(self, row: int | None = None) -> None:
+        """Starts another pass over the upstream; its first row has a number."""
+        self._end_thread()
+        source, row = self._source, self.row if row is None else row
+        if source.next_anchor is not None:
+            # A restore may go back to the end of the pass before.
+            self._saved.append((row, source.state_at(row), self.epoch))
+        source.restart()
+        self.row, source.row, self._wanted = row, row, 0
+        self.epoch += 1
+
+    def restore(self, state: Any, row: int, epoch: int = 0) -> None:
+        """Goes back to a state, the one before a row, in a pass over the upstream."""
         self.leave()
         self._end_thread()
         self._begun = True
         self._waiting.clear()
         self._saved.clear()
-        self.row, self._wanted = row, 0
+        self.row, self._wanted, self.epoch = row, 0, epoch
         self._source.restore(state, row)
         if self._source.next_anchor is not None:
-            self._saved.append((row, copy.deepcopy(state)))
+            self._saved.append((row, copy.deepcopy(state), epoch))
 
     def close(self) -> None:
         """Ends the thread, which may finish a read in progress; final."""
@@ -447,7 +479,7 @@ class Reader:
     def _begin(self) -> None:
         """Saves the state before the first row."""
         if not self._begun:
-            self._saved.append((0, self._source.state_at(0)))
+            self._saved.append((0, self._source.state_at(0), 0))
             self._begun = True
 
     def _reading(self) -> _Thread:
@@ -499,6 +531,8 @@ class ReadAhead(Iterator[Any]):
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state
+        if hasattr(iterator, "restart"):
+            self.restart = self._reader.begin_epoch
 
     def __next__(self) -> Any:
         """Returns the next value; a call after an error asks the iterator again."""
@@ -511,11 +545,10 @@ class ReadAhead(Iterator[Any]):
         return value
 
     def _get_state(self) -> Any:
-        state, _ = self._reader.state_before(self._reader.row)
-        return state
+        return self._reader.state_before(self._reader.row)[0]
 
     def _set_state(self, state: Any) -> None:
-        self._reader.restore(state, self._reader.row)
+        self._reader.restore(state, self._reader.row, self._reader.epoch)
 
     def close(self) -> None:
         """Ends the thread; the iterator stays open."""

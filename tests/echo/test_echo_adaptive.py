@@ -1,6 +1,7 @@
 """Adaptive plans: the rule holds exactly, is recorded, replayed and restored."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ class AdaptiveDriver(Driver):
     def __init__(self, plan, lanes, total, args):
         super().__init__(plan, lanes, total)
         self.cap, self.least = args.get("max_uses", 4), args.get("min_uses", 1)
+        # Whether a whole batch may wait beside the rows that come.
+        self.mixes = args["buffer"] // lanes.count >= plan.batch + lanes.rows
+        self.came, self.before, self.since = [], 0, {}
 
     def gives_way(self, item):
         return self.uses[item] >= self.least
@@ -36,8 +40,11 @@ class AdaptiveDriver(Driver):
         ]
 
     def follow(self, batch):
-        below = self.below()
+        below, number = self.below(), len(self.drawn)
         fresh = [sorted(i for i in lane if not self.uses[i]) for lane in below]
+        self.came.append(self.rows - self.before)
+        self.before, window = self.rows, max(32, 2 * self.cap)
+        recent = self.came[-window:]
         lanes = super().follow(batch)
         size = min(self.plan.batch, *map(len, below))
         assert size == self.plan.batch or self.rows == self.total
@@ -45,7 +52,17 @@ class AdaptiveDriver(Driver):
             index = [item for item, _ in lane]
             assert len(index) == len(set(index)) == size, "an item twice in a batch"
             assert set(index) <= set(mine), "used beyond the cap"
-            assert index[: len(unused)] == unused[:size], "fresh items are not first"
+            due = max(
+                -(-sum(recent) // len(recent)) if self.mixes else size,
+                len(unused) - self.plan.batch,
+                size - len(mine) + len(unused),
+            )
+            num = sum(item in unused for item in index)
+            ends = self.rows == self.total and num == min(size, len(unused))
+            assert num == min(due, size, len(unused)) or ends, "not its fresh items"
+            assert index[:num] == unused[:num], "fresh items are not first"
+            waited = [number - self.since.setdefault(k, number) for k in unused]
+            assert max(waited, default=0) < window, "an unused item waits too long"
         return lanes
 
     def wanted(self, uses, ready):
@@ -95,11 +112,17 @@ def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
     for ready in readiness:
         driver.take(ready=ready)
     driver.total = driver.rows + left % driver.lanes.rows
-    while driver.take(ready=ready_to_the_end):
-        pass
-    # All that came was taken, and in some lane every item is at the cap.
+    due, after = math.inf, -1
+    while driver.take(ready=ready_to_the_end or driver.rows == driver.total):
+        if driver.rows == driver.total:
+            after += 1
+            # What was not used when the end was found, and uses below the least.
+            held = [item for lane in driver.store for item in lane.values()]
+            due = min(due, sum(max(0, driver.least - driver.uses[k]) for k in held))
+            due = math.ceil(due / driver.plan.batch) if after == 0 else due
+    # All that came was taken and used, and no batch came that was not due.
     assert driver.rows == driver.total
-    assert not all(driver.below())
+    assert min(driver.uses.values()) >= driver.least
     counts = driver.counts
     uses = driver.uses.values()
     assert counts.fresh == len(uses) == driver.rows * driver.lanes.count
@@ -175,21 +198,78 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
 SMALL = {"buffer": 8, "batch_size": 2, "host_batch": 2, "max_uses": 2}
 
 
-def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
-    """Cap 2: 4 and 3 items are 14 uses, of which the last 2 are half a batch."""
-    args = {"buffer": 8, "batch_size": 4, "host_batch": 4, "max_uses": 2}
-    driver = driver_of(args, total=7)
+def test_after_its_end_come_unused_items_and_the_rest_of_a_batch():
+    """The end is found once the echo asks for more."""
+    args = {"buffer": 16, "batch_size": 4, "host_batch": 4}
+    driver = driver_of(args, total=11)
     assert driver.take(ready=True) == [[(k, 0) for k in range(4)]]
-    assert driver.take(ready=True)[0][:3] == [(k, 0) for k in (4, 5, 6)]
-    assert [len(driver.take()[0]) for _ in range(2)] == [4, 2]
-    assert driver.take() is None
-    assert driver.counts == ej.Counts(fresh=7, uses=14, repeats=7)
-    assert list(driver.plan.log) == [True, True, False, False]
+    assert sorted(driver.take()[0]) == [(k, 1) for k in range(4)]
+    assert driver.take(ready=True)[0] == [(k, 0) for k in (4, 5, 6)] + [(0, 2)]
+    assert driver.take(ready=True) == [[(k, 0) for k in (7, 8, 9, 10)]]
+    assert driver.take(ready=True) is None
+    assert list(driver.plan.log) == [True, False, True, True]
+    assert driver.plan.log.ends == ((3, 3),)
+    # Of 9 items the last two fill a batch with repeats.
+    driver = driver_of(args, total=9)
+    for ready in (True, True, False):
+        driver.take(ready=ready)
+    assert driver.take(ready=True)[0][:1] == [(8, 0)]
+    assert driver.take(ready=True) is None
+    assert driver.plan.log.ends == ((3, 1),)
+    # Where nothing is left, the end is found without a batch.
+    driver = driver_of(args, total=4)
+    driver.take()
+    assert driver.take(ready=True) is None
+    assert list(driver.plan.log) == [True] and driver.plan.log.ends == ((1, 0),)
     # A first host batch may be smaller if it is the last one.
     driver = driver_of(args, total=3)
     assert driver.take() == [[(0, 0), (1, 0), (2, 0)]]
-    assert sorted(driver.take()[0]) == [(0, 1), (1, 1), (2, 1)]
     assert driver.take() is None
+    assert driver.plan.log.ends == ((0, 3),)
+
+
+def test_a_batch_has_fresh_items_in_the_share_in_which_they_come():
+    """One batch of 8 comes for every 4 updates: each has 2 of its items, in order."""
+    driver = driver_of({"buffer": 512, "batch_size": 8, "host_batch": 8})
+    fresh = []
+    for number in range(200):
+        (batch,) = driver.take(ready=number % 4 == 0)
+        fresh.append([item for item, repeat in batch if repeat == 0])
+    assert [len(each) for each in fresh[64:]] == [2] * 136
+    in_order = [item for each in fresh for item in each]
+    assert in_order == [*range(len(in_order))]
+    # Where data is always ready, batches are the loader's own again soon.
+    taken = [driver.take(ready=True)[0] for _ in range(40)]
+    assert all(r == 0 for batch in taken[4:] for _, r in batch)
+    first = taken[4][0][0]
+    assert [k for batch in taken[4:] for k, _ in batch] == [*range(first, first + 288)]
+
+
+@pytest.mark.parametrize("ratio", [4, 6.5, 10])
+def test_repeats_lie_far_apart_where_fresh_items_are_too_few(ratio):
+    """Of 48 batches about three quarters wait for a repeat, and all uses are made."""
+    kept, size = 48, 4
+    args = {"buffer": kept * size, "batch_size": size, "host_batch": size}
+    driver = driver_of(args)
+    last, lags = {}, []
+    now = arrived = 0.0
+    for number in range(20 * kept):
+        must = driver.plan.need(size).must
+        if must:
+            now = max(now, arrived + ratio)
+        ready = now >= arrived + ratio
+        rows = driver.rows
+        (batch,) = driver.take(ready=ready)
+        if driver.rows > rows:
+            arrived = max(arrived + ratio, now - ratio)  # one batch is read ahead
+        now += 1
+        for item, _ in batch:
+            lags.append(number - last.get(item, number))
+            last[item] = number
+    settled = np.array(lags[len(lags) // 2 :])
+    assert np.quantile(settled[settled > 0], 0.05) > kept / 8
+    old = [n for item, n in driver.uses.items() if item < driver.rows - kept * size]
+    assert np.mean(old) > 3.9
 
 
 @pytest.mark.parametrize(
@@ -215,5 +295,7 @@ def test_a_log_of_another_run_is_refused():
     short = make(SMALL, [True, True])
     short.decide(2, 2)
     short.end(0)
-    with pytest.raises(ValueError, match="takes fresh items before batch 1"):
+    with pytest.raises(
+        ValueError, match="goes on with batch 1, where the upstream has ended"
+    ):
         short.decide(2, 0)

@@ -52,7 +52,8 @@ def test_an_echo_without_a_spec_is_a_safe_adaptive_one(make, caplog):
             outputs = [np.asarray(batch["x"]) for batch in batches]
         log = batches.log
     assert {len(x) for x in outputs} == {rows}
-    assert np.bincount(np.concatenate(outputs)).tolist() == [4] * (9 * rows)
+    uses = np.bincount(np.concatenate(outputs))
+    assert uses.size == 9 * rows and {*uses} <= {1, 2, 3, 4}
     (record,) = caplog.records
     assert f"max_uses=4, buffer={64 * rows}, batch_size={rows}" in record.getMessage()
     spec = ej.AdaptiveSpec(max_uses=4, buffer=64 * rows, batch_size=rows, replay=log)
@@ -92,9 +93,9 @@ def test_a_buffer_that_other_memory_chose_is_restored(make, began):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda spec: ej.echo([1, 2], spec),
-        lambda spec: ej.echo_batches([{"x": np.arange(8)}], spec),
-        lambda spec: ej.device.echo_batches([{"x": np.arange(8)}], spec),
+        lambda spec: ej.echo(iter([1, 2]), spec),
+        lambda spec: ej.echo_batches(iter([{"x": np.arange(8)}]), spec),
+        lambda spec: ej.device.echo_batches(iter([{"x": np.arange(8)}]), spec),
         lambda spec: iter(
             ej.grain.echo(grain.MapDataset.range(2).to_iter_dataset(), spec)
         ),
@@ -104,7 +105,7 @@ def test_a_buffer_that_other_memory_chose_is_restored(make, began):
 def test_an_echo_that_ended_says_so_once(make):
     echo = make(ej.EchoSpec(2, batch_size=8))
     assert [*echo]
-    with pytest.warns(UserWarning, match=r"ended.*for each epoch, or chain"):
+    with pytest.warns(UserWarning, match=r"ended.*cannot be started again"):
         assert [*echo] == []
     assert [*echo] == []
     with pytest.warns(UserWarning, match="ended") as warned:  # and another echo

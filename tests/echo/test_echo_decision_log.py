@@ -25,19 +25,26 @@ def encoded(stream):
 
 def record(packed, count, **changes):
     bits = encoded(zlib.compress(packed))
-    return {"version": 1, "decisions": count, "bits": bits} | changes
+    whole = {"version": 2, "decisions": count, "bits": bits, "ends": []}
+    return whole | changes
 
 
 def test_the_record_is_the_packed_bits():
-    log = DecisionLog([True, False, False, True, False, False, False, False, True])
-    found = log.to_json()
-    assert (found["version"], found["decisions"]) == (1, 9)
+    bits = [True, False, False, True, False, False, False, False, True]
+    found = DecisionLog(bits, [(2, 5), (9, 0)]).to_json()
+    assert (found["version"], found["decisions"]) == (2, 9)
+    assert found["ends"] == [[2, 5], [9, 0]]
     assert zlib.decompress(base64.b64decode(found["bits"])) == bytes([0x90, 0x80])
 
 
 @settings(max_examples=50)
 @given(st.lists(st.booleans(), max_size=70), st.data())
 def test_a_log_is_a_sequence_that_comes_back_from_json(decisions, data):
+    places = st.lists(st.integers(0, len(decisions)), max_size=3).map(sorted)
+    ended = DecisionLog(decisions, [(at, 7) for at in data.draw(places)])
+    assert DecisionLog.from_json(json.loads(json.dumps(ended.to_json()))) == ended
+    assert ended[:1].ends == tuple(x for x in ended.ends if x[0] < len(ended[:1]))
+    assert (ended == DecisionLog(decisions)) == (not ended.ends)
     log = DecisionLog(decisions)
     again = DecisionLog.from_json(json.loads(json.dumps(log.to_json())))
     assert again == log
@@ -62,9 +69,10 @@ def test_a_long_log_that_is_regular_is_small():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"version": 1, "decisions": 0}, "not the record"),
+        ({"version": 2, "decisions": 0}, "not the record"),
+        (record(b"", 0, version=1), "version 1 is of another version of echo_jax"),
         (record(b"", 0) | {"more": 1}, "not the record"),
-        (record(b"", 0, version="9" * 10**6), "is unknown"),
+        (record(b"", 0, version="9" * 10**6), "is of another"),
         (record(b"\x80", 1, decisions=True), "True decisions is refused"),
         (record(b"\x80", 1, decisions=1 << 29), "decisions is refused"),
         (record(b"\x80", 1, bits="A" * 10_000), "cannot be decoded"),
@@ -74,6 +82,10 @@ def test_a_long_log_that_is_regular_is_small():
         (record(b"", 8, bits=encoded(STREAM[:-1])), "1 bytes must decode"),
         (record(b"", 8, bits=encoded(STREAM + b"x")), "1 bytes must decode"),
         (record(b"\x81", 7), "bits set after"),
+        (record(b"\x80", 1, ends=[[2, 0]]), "ascending to at most 1"),
+        (record(b"\x80", 1, ends=[[1, 0], [0, 0]]), "must be pairs"),
+        (record(b"\x80", 1, ends=[[True, 0]]), "must be pairs"),
+        (record(b"\x80", 1, ends=[3]), "must be pairs"),
     ],
 )
 def test_anything_else_is_refused(bad, message):

@@ -77,7 +77,7 @@ def _economy(trial: Trial, record: Record) -> None:
             at_end = reads >= trial.num_items
             most = min(used_up + spec.buffer, math.inf if at_end else newest + 1)
         else:
-            most = newest + spec.batch_size  # A batch is decided as a whole.
+            most = newest + 1 + spec.batch_size  # One batch may wait.
         if reads > most + trial.read_ahead:
             expected = f"at most {most + trial.read_ahead} upstream reads"
             trial.fail(f"after {number} outputs", expected, reads)
@@ -180,8 +180,8 @@ def _bounded_lag(trial: Trial, record: Record) -> None:
 def _broken_ring(
     spec: AdaptiveSpec | StochasticSpec, num_items: int, uses: list[int]
 ) -> Iterator[Broken]:
-    """Fresh items come first and in order; repeats are of waiting, held items."""
-    size, taken = spec.batch_size, 0
+    """Fresh items come first, in order and soon; repeats are of waiting, held items."""
+    size, came, taken = spec.batch_size, 0, 0
     if isinstance(spec, AdaptiveSpec):
         least, most, decisions = spec.min_uses, spec.max_uses, spec.replay or ()
     else:
@@ -191,18 +191,21 @@ def _broken_ring(
     before: set[int] = set()
     for number, takes in enumerate(decisions):
         where = f"in batch {number}"
-        fresh = range(taken, min(taken + size, num_items) if takes else taken)
-        taken = fresh.stop
-        oldest = max(0, taken - spec.buffer)
-        waiting = [k for k in range(oldest, fresh.start) if used[k] < most]
+        came = min(came + size * takes, num_items)
+        oldest = max(0, came - spec.buffer)
+        waiting = [k for k in range(oldest, taken) if used[k] < most]
         if takes and isinstance(spec, StochasticSpec):
             waiting = []
-        count = min(size, len(fresh) + len(waiting))
+        count = min(size, came - taken + len(waiting))
         batch, uses = uses[:count], uses[count:]
+        fresh = range(taken, taken + sum(k >= taken for k in batch))
+        taken = fresh.stop
         repeats = set(batch[len(fresh) :])
         if batch[: len(fresh)] != [*fresh]:
-            expected = f"fresh items {fresh.start} to {fresh.stop - 1} first"
+            expected = f"fresh items from {fresh.start} on first"
             yield where, expected, f"items {batch}"
+        if came - taken > size * (most > 1):
+            yield where, f"at most {size} fresh items left", came - taken
         if len(set(batch)) < len(batch):
             index, times = Counter(batch).most_common(1)[0]
             yield where, f"item {index} once", f"{times} times"

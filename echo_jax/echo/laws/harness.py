@@ -26,9 +26,7 @@ from echo_jax.echo.tree import flatten, tree_map
 def bounds_of(spec: AnySpec, num_items: int) -> list[tuple[int, int]]:
     """Returns the least and the largest number of uses of every item."""
     if isinstance(spec, AdaptiveSpec):
-        # After the upstream's end, the buffered items are used up.
-        held, most = num_items - spec.buffer, spec.max_uses
-        return [(spec.min_uses if k < held else most, most) for k in range(num_items)]
+        return [(spec.min_uses, spec.max_uses)] * num_items
     if isinstance(spec, StochasticSpec):
         return [(1, len(batches_of(spec, num_items)))] * num_items
     factors = (_factor_of(spec.factor, index) for index in range(num_items))
@@ -51,12 +49,12 @@ def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
     """Returns (whether it is fetched, number of uses) of every stochastic batch."""
     batches, fetched = [], 0
     for number in itertools.count():
+        if fetched == num_items:
+            break
         probability = spec.fetch.probability(np.array([number]))[0]
         # A coin of 32 bits for each batch, from the seed's first purpose.
         coin = sequence(spec.seed, 0, number) >> 32
         is_fetched = number == 0 or coin < int(probability * 2**32)
-        if is_fetched and fetched == num_items:
-            break
         size = min(spec.batch_size, num_items - fetched if is_fetched else fetched)
         fetched += size if is_fetched else 0
         batches.append((is_fetched, size))

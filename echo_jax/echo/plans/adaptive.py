@@ -1,27 +1,34 @@
 """Adaptive echo: use fresh items if they are ready, none over ``max_uses`` times.
 
-For every batch, take fresh items if they are ready. Then use the items below `max_uses`
-that were unused for longest. Wait only if these are too few for a batch. The plan needs
-no knowledge of the rates. The longest unused items are repeated, because the value of a
-repeat follows its lag (Choi et al. 2019, figure 7), and because the newest ones would
-run out earlier when storage stalls (docs/design.md).
+For every batch, take fresh items if they are ready. Fill the batch up with the items
+below `max_uses` that were unused for longest. Wait only if these are too few. The plan
+needs no knowledge of the rates. The longest unused items are repeated, because the
+value of a repeat follows its lag (Choi et al. 2019, figure 7), and because the newest
+ones would run out earlier when storage stalls (docs/design.md).
 
-Fresh items are used first, in their order. The plan asks for more only if fewer unused
-items are waiting than the next batch uses, so no item is lost unused. Repeats are
-chosen at random among the longest unused items. The cost of a batch does not grow with
-the buffer.
+Unused items are mixed with repeats: a batch holds them in the share in which fresh
+items came over the last batches, in their order. So each waits for a bounded number of
+batches. If fresh items are always ready, the share is 1, and batches are the loader's
+own. Repeats are chosen at random among the longest unused items.
 
-With ``min_uses`` above 1, fresh items that are not needed yet are taken only after the
-used items had ``min_uses`` uses on average, and each item that would give way had them
-itself. Items that give way next are repeated before the longest unused ones.
+Where fresh items come too slowly for `max_uses`, a reserve of items below it grows to
+three quarters of the buffer, and the plan waits for fresh items rather than use the
+reserve up. So repeats stay far apart. A stall, in which nothing comes for a window of
+batches, uses the reserve. The cost of a batch does not grow with the buffer.
 
-A log records with one bit per batch whether fresh items were taken before it. The
-sequence of uses is a function of the spec, the log, and the end of the upstream. After
-that end, batches go on until all items are at `max_uses`.
+With ``min_uses`` above 1, fresh items are taken only after the used items had
+``min_uses`` uses on average, and each item that would give way had them itself. Items
+that give way next are repeated before the longest unused ones.
+
+A log records with one bit per batch whether fresh items were taken before it, and where
+the upstream ended. The sequence of uses is a function of the spec and the log. After
+an end of the upstream, batches go on until every item was used, ``min_uses`` times.
 """
 
+import copy
 import functools
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +41,9 @@ from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import AdaptiveSpec
 
 # Goes up whenever the same arguments and log yield another sequence than before.
-_SEQUENCE_VERSION = 3
+_SEQUENCE_VERSION = 4
+# The batches whose share of fresh items counts; more if `max_uses` is over half of it.
+_WINDOW = 32
 _HALF = np.uint64(32)
 _NONE = np.zeros(0, np.int32)
 
@@ -43,6 +52,7 @@ class AdaptivePlan(RingPlan):
     """The plan of an adaptive echo."""
 
     _spec: AdaptiveSpec
+    goes_on, _epoch = True, 0
 
     def _origin(self) -> tuple[object, ...]:
         spec, lanes, batch = self._spec, self._lanes, self.batch
@@ -68,17 +78,37 @@ class AdaptivePlan(RingPlan):
 
     def _start(self) -> None:
         super()._start()
-        spec, rows = self._spec, self._lanes.rows
+        spec, rows, memory = self._spec, self._lanes.rows, self._memory
         self._items = [
             _LeastRecentlyUsed(spec, self.num_slots, rows, sequence(spec.seed, lane))
             for lane in self._lanes.own
         ]
-        # Whether fresh items were taken before each batch so far, 1 or 0.
+        # Unused items that may wait for their first batch; a small buffer has no room.
+        self._may_wait = self.batch if memory >= rows + self.batch else 0
+        self._most_reserve = max(0, min(memory * 3 // 4, memory - 4 * self.batch))
+        self._reserve = -rows
+        # The rows taken before each of the last batches, and their sum.
+        self._recent = deque[int](maxlen=max(_WINDOW, 2 * spec.max_uses))
+        self._recent_rows = 0
+        # Whether fresh items were taken before each batch so far, 1 or 0; and where the
+        # upstream ended, with the rows that it still had.
         self._replay, self._taken = spec.replay or DecisionLog(), bytearray()
+        self._ends: list[tuple[int, int]] = []
+        # Whether the plan was just restored, so that no data can be ready.
+        self._is_cold = False
 
     @property
     def log(self) -> DecisionLog:
-        return DecisionLog(self._taken)
+        return DecisionLog(self._taken, self._ends)
+
+    @property
+    def _drawable(self) -> int:
+        return min([items.num_drawable for items in self._items])
+
+    @property
+    def _unused(self) -> int:
+        # All lanes take and use fresh items alike.
+        return self.row - self._items[0].unused
 
     def need(self, uses: int) -> Need:
         rows = self._lanes.rows
@@ -86,11 +116,12 @@ class AdaptivePlan(RingPlan):
             rows = min(rows, self._left)
         if not rows:
             return Need()
-        # If the batch needs items and the log takes none, the upstream had ended there.
-        # A restored echo has not found that out yet.
-        if min([items.num_drawable for items in self._items]) < self.batch:
+        drawable, position = self._drawable, len(self._taken)
+        if (
+            drawable < self.batch
+            or (position, 0) in self._replay.ends[len(self._ends) :]
+        ):
             return Need(must=rows)
-        position = len(self._taken)
         if position < len(self._replay):
             if self._replay[position] and not self._is_open():
                 raise ValueError(
@@ -99,55 +130,93 @@ class AdaptivePlan(RingPlan):
                     "recorded with this echo"
                 )
             return Need(must=rows) if self._replay[position] else Need()
-        return Need(may=rows) if self._is_open() else Need()
+        if not self._is_open():
+            return Need()
+        if self._is_cold or drawable < self.batch + self._reserve:
+            return Need(must=rows)
+        return Need(may=rows)
 
     def _is_open(self) -> bool:
         """Returns whether fresh items may come: the others had their `min_uses`."""
-        # All lanes take and use fresh items alike.
-        used = self._items[0].unused
+        used, unused = self._items[0].unused, self._unused
         return (
-            self.row - used < self.batch
+            (unused < self.batch or unused <= self._may_wait)
             and self._used >= self._spec.min_uses * used * len(self._items)
             and not any(items.due().size for items in self._items)
         )
 
+    def end(self, rows: int) -> None:
+        super().end(rows)
+        self._ends.append((len(self._taken), rows))
+
+    def of_epoch(self, number: int, fresh: int, uses: int) -> "AdaptivePlan":
+        plan = copy.copy(self)
+        plan._ends, plan._epoch, plan._left = [*self._ends], number, None
+        return plan
+
     def decide(self, uses: int, rows: int) -> Decision | None:
-        position = len(self._taken)
-        if position < len(self._replay) and self._replay[position] != bool(rows):
-            if rows:
+        position, ends = len(self._taken), self._ends
+        is_over = not rows and self._is_over()
+        if position < len(self._replay):
+            takes = bool(rows) if is_over else self._replay[position]
+            if rows and not takes:
                 raise ValueError(
                     f"the log takes nothing before batch {position}, which cannot be "
                     "made without; use one that was recorded with this echo, or a "
                     "larger buffer"
                 )
-            raise ValueError(
-                f"the log takes fresh items before batch {position}, but the upstream "
-                "has ended; replay it with the same data"
-            )
+            if takes != bool(rows) or [*self._replay.ends[: len(ends)]] != ends:
+                raise ValueError(
+                    f"the log goes on with batch {position}, where the upstream has "
+                    "ended; replay it with the same data"
+                )
         slots = self._take(rows)
-        drawn = self._draw(bool(rows))
+        drawn = None if is_over else self._draw(rows)
         return drawn and Decision.at_once(drawn, self.row, slots)
 
     def _take(self, rows: int) -> np.ndarray:
-        for items in self._items:
-            items.write(rows)
+        is_low = rows and self._drawable < self.batch + max(0, self._reserve)
+        gone = sum([items.write(rows) for items in self._items]) // len(self._items)
+        # It grows while items run out, and shrinks by those that give way too early.
+        grown = self._reserve + (rows // 2 if is_low else 0) - gone
+        self._reserve = min(max(-rows, grown), self._most_reserve)
         return super()._take(rows)
 
-    def _draw(self, taken: bool) -> Uses | None:
-        """Decides a batch; None if every item is at `max_uses`."""
-        size = min([self.batch, *(items.num_drawable for items in self._items)])
-        if not size:
+    def _draw(self, rows: int) -> Uses | None:
+        """Decides a batch; None if nothing is due after the upstream's end."""
+        ended = self._left == 0
+        size, unused = min(self.batch, self._drawable), self._unused
+        if not size or self._is_over():
             return None
-        number = len(self._taken)
-        drawn = [items.draw(size, number) for items in self._items]
+        fresh = self._share(rows)
+        if ended or not self._may_wait:
+            fresh = size
+        fresh = max(fresh, unused - self._may_wait, size - (self._drawable - unused))
+        fresh, number = min(fresh, unused, size), len(self._taken)
+        drawn = [items.draw(size, fresh, number, ended) for items in self._items]
         slots, repeat = map(stacked, zip(*drawn, strict=True))
         self._used += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
-        self._latest = repeat
-        self._taken.append(taken)
+        self._latest, self._is_cold = repeat, False
+        self._taken.append(bool(rows))
         newest = self.row - 1
         items = newest - (newest - slots.astype(np.int64)) % self.num_slots
         return Uses(slots, self._lanes.global_index(items), repeat)
+
+    def _share(self, rows: int) -> int:
+        """Returns the fresh items that a batch gets: as many as came for each batch."""
+        recent = self._recent
+        if len(recent) == recent.maxlen:
+            self._recent_rows -= recent[0]
+        recent.append(rows)
+        self._recent_rows += rows
+        return -(-self._recent_rows // len(recent))
+
+    def _is_over(self) -> bool:
+        """Returns whether the upstream ended, and nothing is due any more."""
+        if self._left != 0 or self._unused:
+            return False
+        return not any(items.due(True).size for items in self._items)
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -170,15 +239,32 @@ class AdaptivePlan(RingPlan):
     def _decide_again(self, state: Mapping[str, Any]) -> Uses:
         # For a million batches of 1024 that takes about a minute on one lane, and
         # three to four minutes on eight.
-        latest = Uses.none(len(self._items))
-        for taken in DecisionLog.from_json(state["log"]):
-            rows = min(self._lanes.rows, state["fresh"] - self.row) if taken else 0
+        latest, log = Uses.none(len(self._items)), DecisionLog.from_json(state["log"])
+        ends = deque(log.ends)
+        for position, taken in enumerate([*log, None]):
+            while ends and ends[0][0] == position:
+                self._begin_if_over()
+                self.end(ends.popleft()[1])
+            if taken is None:
+                break
+            self._begin_if_over()
+            rows = self._lanes.rows if self._left is None else self._left
+            rows *= taken
             self._take(rows)
-            drawn = self._draw(taken) if rows > 0 or not taken else None
+            drawn = self._draw(rows) if rows > 0 or not taken else None
             if drawn is None:
                 raise ValueError("the log takes too few or too many items")
             latest = drawn
+        if len(self._ends) == self._epoch:
+            self._left = None
+        if self.row != state["fresh"] or len(self._ends) - self._epoch not in (0, 1):
+            raise ValueError("the log takes too few or too many items")
+        self._is_cold = True
         return latest
+
+    def _begin_if_over(self) -> None:
+        if self._is_over():
+            self._left = None
 
 
 class _LeastRecentlyUsed:
@@ -211,35 +297,40 @@ class _LeastRecentlyUsed:
     def _slots(self, first: int, stop: int) -> np.ndarray:
         return (np.arange(first, stop) % self._num_slots).astype(np.int32)
 
-    def due(self) -> np.ndarray:
-        """Returns the slots of items that give way next and lack uses, oldest first."""
+    def due(self, at_end: bool = False) -> np.ndarray:
+        """Returns the slots of items that lack uses and give way next, or at all."""
         if self._min_uses == 1:
             return _NONE
         first = max(0, self.items - self._num_slots)
-        stop = min(self.items - self._num_slots + self._rows, self.unused)
-        slots = self._slots(first, stop)
+        stop = self.items - self._num_slots + self._rows
+        slots = self._slots(first, self.unused if at_end else min(stop, self.unused))
         return slots.compress(self._uses[slots] < self._min_uses)
 
-    def write(self, n: int) -> None:
-        """Takes in ``n`` items; they replace the oldest ones, which were all used."""
+    def write(self, n: int) -> int:
+        """Takes in ``n`` items for the oldest ones; returns how many had uses left."""
         first = max(0, self.items - self._num_slots)
         self.items += n
-        if first < self.items - self._num_slots:
-            gone = self._slots(first, self.items - self._num_slots)
-            self._evict(gone.compress(self._uses[gone] < self._max_uses))
+        if first >= self.items - self._num_slots:
+            return 0
+        gone = self._slots(first, self.items - self._num_slots)
+        gone = gone.compress(self._uses[gone] < self._max_uses)
+        self._evict(gone)
+        return gone.size
 
-    def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(
+        self, n: int, fresh: int, number: int, at_end: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
-        # Never-used items go first, in their order, then those that are due. The front
+        # The ``fresh`` oldest unused items go first, then those that are due. The front
         # quarter of the queue is cut into equal parts, and one item of each part is
         # chosen at random, so that items that came together separate. ``number`` is
         # that of the draw, which names the random choices.
-        parts, fresh = [], min(n, self.items - self.unused)
+        due = self.due(at_end)[: n - fresh] if fresh < n else _NONE
+        parts = []
         if fresh:
             parts.append(self._slots(self.unused, self.unused + fresh))
             self._uses[parts[0]] = 0
             self.unused += fresh
-        due = self.due()[: n - fresh] if fresh < n else _NONE
         if due.size:
             self._evict(due)
             parts.append(due)

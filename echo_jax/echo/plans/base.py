@@ -21,6 +21,7 @@ class Need(NamedTuple):
 
     must: int = 0  # without which the next uses are impossible
     may: int = 0  # that are taken if they are ready
+    then: int = 0  # after these, which must be known to come, but are not taken
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Plan(Protocol):
     batch: int  # uses of each lane in a batch, b
     max_batches: int  # that a device feed may ask for together, at most
     row: int  # rows of each lane that were taken in
+    goes_on = False  # whether a later pass over the upstream keeps the items in use
 
     def need(self, uses: int) -> Need:
         """Returns the rows that must be at hand before the next uses are decided."""
@@ -116,6 +118,12 @@ class Plan(Protocol):
 
     def end(self, rows: int) -> None:
         """Tells that the upstream has ``rows`` more rows; what is decided is void."""
+        ...
+
+    def of_epoch(self, number: int, fresh: int, uses: int) -> "Plan":
+        """Returns the plan of a later pass over the upstream, in the same slots."""
+        # Earlier passes had ``fresh`` rows of each lane and ``uses`` over all lanes.
+        # Its rows are counted from 0 again, unless ``goes_on``.
         ...
 
     def anchor(self) -> int:
@@ -171,11 +179,11 @@ def outputs_of(
     first = row = plan.row
     while True:
         if decision is None or at + uses > decision.uses.size:
-            first, (must, may) = row, plan.need(uses)
+            first, (must, may, then) = row, plan.need(uses)
             rows = must or (may if may and ready() else 0)
-            if row + rows > total:
-                rows = total - row
-                plan.end(rows)
+            if row + rows + then > total:
+                plan.end(total - row)
+                rows = min(rows, total - row)
             decision, at = plan.decide(uses, rows), 0
             if decision is None:
                 return

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from echo_jax.echo.plans.base import (
     damaged,
     stacked,
 )
-from echo_jax.echo.plans.lanes import Lanes, lane_spec
+from echo_jax.echo.plans.lanes import Lanes, epoch_spec, lane_spec
 from echo_jax.echo.spec import EchoSpec
 
 _LEAST_STRIDE = 64
@@ -55,6 +56,7 @@ class FixedPlan(Plan):
     ):
         # Without lanes items come one by one. ``options`` shape the sequence, too.
         self._in_lanes = lanes is not None
+        self.spec, self._options = spec, options
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
@@ -107,6 +109,18 @@ class FixedPlan(Plan):
     def end(self, rows: int) -> None:
         for plan in self._plans:
             plan.end_at(self.row + rows)
+
+    def of_epoch(self, number: int, fresh: int, uses: int) -> "FixedPlan":
+        first = fresh * self._lanes.count
+        lanes = replace(self._lanes, first=first)
+        plan = FixedPlan(
+            epoch_spec(self.spec, number, first),
+            lanes=lanes if self._in_lanes else None,
+            max_batches=self.max_batches,
+            options=self._options,
+        )
+        plan._lanes = lanes
+        return plan
 
     def anchor(self) -> int:
         anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows

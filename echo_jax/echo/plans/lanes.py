@@ -36,6 +36,7 @@ class Lanes:
     host_batch: int = 1  # fresh items that come together over all lanes, U
     count: int = 1  # lanes, G; divides ``host_batch``
     own: Sequence[int] = field(default=range(0))  # decided here; all by default
+    first: int = 0  # fresh items over all lanes in earlier passes over the upstream
 
     def __post_init__(self):
         if self.count < 1:
@@ -63,10 +64,10 @@ class Lanes:
         """Returns indices over all lanes of items counted by lane, ``int64[G, n]``."""
         # Row r of host batch c is c*U + r.
         if self.count == 1:
-            return items
+            return items + self.first if self.first else items
         batch, row = np.divmod(items, self.rows)
         lane = np.array(self.own)[:, None]
-        return (batch * self.count + lane) * self.rows + row
+        return (batch * self.count + lane) * self.rows + row + self.first
 
 
 Spec = TypeVar("Spec", bound=AnySpec)
@@ -93,6 +94,29 @@ def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
             factor = {start // num_lanes: factor[start] for start in sorted(factor)}
         changes["factor"] = factor
     return replace(spec, **changes)
+
+
+def epoch_spec(spec: Spec, number: int, first: int) -> Spec:
+    """Returns the echo of a later pass over the upstream, from fresh item ``first``."""
+    if not number:
+        return spec
+    changes: dict[str, Any] = {"seed": int(seed_for_use(spec.seed, 0, number)) >> 1}
+    if isinstance(spec, EchoSpec):
+        changes["factor"] = _factor_from(spec.factor, first)
+    return replace(spec, **changes)
+
+
+def _factor_from(factor: Any, first: int) -> Any:
+    """Returns the factor whose item 0 is item ``first`` of another one."""
+    if isinstance(factor, FactorByItem):
+        by_item = factor.function
+        return replace(factor, function=lambda k: by_item(k + first))
+    if isinstance(factor, Mapping):
+        starts = sorted(factor)
+        begun = [start for start in starts if start <= first]
+        later = {start - first: factor[start] for start in starts[len(begun) :]}
+        return {0: factor[begun[-1]], **later}
+    return factor
 
 
 def lanes_are_alike(spec: AnySpec) -> bool:

@@ -27,6 +27,7 @@ class RingPlan(Plan):
         options: tuple[object, ...] = (),
     ):
         # ``options`` shape the sequence, too.
+        self._options = options
         self._spec, self._lanes = spec, lanes or Lanes(spec.batch_size)
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count

@@ -11,18 +11,19 @@ items as equally often as they can.
 
 The first batch is fetched. The seed and the number of a later batch alone decide
 whether it is fetched, so all lanes and hosts agree. A batch that is not fetched
-consists of distinct random items of the last ``buffer`` ones. After the end of the
-upstream the stream ends with the next fetch.
+consists of distinct random items of the last ``buffer`` ones. The stream ends with the
+last fetched batch: the plan reads on before it reuses items.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.base import Decision, Need, Uses
+from echo_jax.echo.plans.lanes import epoch_spec
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.schedule import FetchSchedule
 from echo_jax.echo.spec import StochasticSpec
@@ -39,6 +40,7 @@ class StochasticPlan(RingPlan):
     """The plan of a stochastic echo."""
 
     _spec: StochasticSpec
+    _first = 0  # batches of earlier passes over the upstream
 
     def _origin(self) -> tuple[object, ...]:
         spec, lanes = self._spec, self._lanes
@@ -66,14 +68,18 @@ class StochasticPlan(RingPlan):
         self._coins = np.zeros(0, bool)
 
     def need(self, uses: int) -> Need:
-        batches = -(-uses // self.batch)
-        fetches = int(np.count_nonzero(self._fetches_ahead(batches)))
-        missing = max(0, self._fetched + fetches * self.batch - self.row)
-        return Need(missing if self._left is None else min(missing, self._left))
+        fetches = self._fetches_ahead(-(-uses // self.batch))
+        wanted = self._fetched + int(np.count_nonzero(fetches)) * self.batch
+        missing = max(0, wanted - self.row)
+        if self._left is not None:
+            return Need(min(missing, self._left))
+        return Need(missing, then=int(wanted >= self.row and not fetches[-1]))
 
     def decide(self, uses: int, rows: int) -> Decision | None:
         slots, made = self._take(rows), []
         for _ in range(-(-uses // self.batch)):
+            if self._left == 0 and self.row == self._fetched:
+                break
             if self._fetches_ahead(1)[0]:
                 left = self.row - self._fetched
                 # Several batches are always whole.
@@ -87,6 +93,17 @@ class StochasticPlan(RingPlan):
         items, repeat = (np.concatenate(x, axis=1) for x in zip(*made, strict=True))
         self._latest = repeat
         return Decision.at_once(self._uses_of(items, repeat), self.row, slots)
+
+    def of_epoch(self, number: int, fresh: int, uses: int) -> "StochasticPlan":
+        lanes = replace(self._lanes, first=fresh * self._lanes.count)
+        plan = StochasticPlan(
+            epoch_spec(self._spec, number, lanes.first),
+            lanes=lanes,
+            max_batches=self.max_batches,
+            options=self._options,
+        )
+        plan._first = -(-uses // (self.batch * len(lanes.own)))
+        return plan
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -134,7 +151,8 @@ class StochasticPlan(RingPlan):
     def _decide(self, first: int, count: int) -> np.ndarray:
         """Returns whether consecutive batches are fetched, ``bool[count]``."""
         numbers = np.arange(first, first + count)
-        return decide_fetches(self._spec.fetch, self._spec.seed, numbers)
+        found = decide_fetches(self._spec.fetch, self._spec.seed, numbers + self._first)
+        return found | (numbers == 0)
 
     def _fetches_ahead(self, batches: int) -> np.ndarray:
         """Returns whether the next batches are fetched, ``bool[batches]``."""
