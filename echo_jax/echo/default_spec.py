@@ -1,4 +1,4 @@
-"""The echo of a call without a spec: adaptive, and small compared with the memory."""
+"""The echo of a call without a spec, or of a spec that leaves something out."""
 
 import logging
 import os
@@ -6,42 +6,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from echo_jax.echo.spec import AdaptiveSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, completed
 
-_MAX_USES = 4
+_CHOSEN = {"order": "spread"}
 _MAX_BATCHES = 64
 _MEMORY_SHARE = 10  # the buffer takes at most one part in ten of the free memory
 
 
-def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> AdaptiveSpec:
-    """Returns the echo of a call without a spec, and logs it."""
-    fits = free_bytes // _MEMORY_SHARE // max(batch_size * bytes_per_item, 1)
+def chosen_spec(
+    spec: AnySpec | None, rows: int, bytes_per_item: int, free_bytes: int
+) -> AnySpec:
+    """Returns the whole spec of an echo of a loader's batches, and logs it."""
+    spec = spec or AdaptiveSpec()
+    size = spec.batch_size or rows
+    fits = free_bytes // _MEMORY_SHARE // max(size * bytes_per_item, 1)
     batches = max(1, min(_MAX_BATCHES, fits))
-    spec = AdaptiveSpec(
-        max_uses=_MAX_USES, buffer=batches * batch_size, batch_size=batch_size
-    )
+    whole = completed(spec, {**_CHOSEN, "buffer": batches * size, "batch_size": size})
     logging.getLogger("echo_jax").info(
-        "No spec was given, so the echo is %s: each example is used at most %d times, "
-        "fresh ones first. Its buffer of %d batches takes %.1f MB.",
-        spec,
-        _MAX_USES,
-        batches,
-        batches * batch_size * bytes_per_item / 1e6,
+        "The echo is %s. Its buffer takes %.1f MB.",
+        whole,
+        whole.buffer * bytes_per_item / 1e6,
     )
-    return spec
+    return whole
 
 
-def split_off_spec(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
+def split_off_spec(state: Any, spec: AnySpec | None) -> tuple[dict[str, Any], AnySpec]:
     """Returns the state of an echo without its chosen spec, and that spec."""
     rest = dict(state) if isinstance(state, Mapping) else {}
     chosen = rest.pop("spec", None)
     if not isinstance(chosen, Mapping) or set(chosen) != {"batch_size", "buffer"}:
         raise ValueError(
-            "the state is not one of an echo that was made without a spec. Make the "
-            "echo with the spec that it had when the state was saved."
+            "the state is not one of an echo that chose its spec. Make the echo with "
+            "the spec that it had when the state was saved."
         )
     try:
-        return rest, AdaptiveSpec(max_uses=_MAX_USES, **chosen)
+        return rest, completed(spec or AdaptiveSpec(), {**_CHOSEN, **chosen})
     except TypeError as error:
         raise ValueError(f"the state is damaged: {error}") from error
 

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, UseInfo
-from echo_jax.echo.default_spec import default_spec, free_on
+from echo_jax.echo.default_spec import chosen_spec, free_on
 from echo_jax.echo.device_in_step import StepEcho, pack
 from echo_jax.echo.driver import Driver, Turn, prefetched
 from echo_jax.echo.iterator import EchoIterator
@@ -357,7 +357,7 @@ class DeviceEchoIterator(EchoIterator):
 
     def _items(self, length: int) -> int:
         if self._driver is None:
-            return length * getattr(self._spec, "batch_size", 1)
+            return length * (self._spec.batch_size if self._spec else 1)
         return length * self._place.over_all(self._feed.buffer.rows)
 
     def _read(self, driver: Driver, at: int, stop: int) -> tuple[Any, UseInfo]:
@@ -375,7 +375,7 @@ class DeviceEchoIterator(EchoIterator):
         layout = self._layout
         assert layout is not None
         rows, own, count = place.over_all(layout.rows), place.lanes, place.num_lanes
-        spec = self._spec or default_spec(rows, layout.bytes_per_item, room)
+        spec = self._spec or chosen_spec(self._given, rows, layout.bytes_per_item, room)
         # Else only a plan of all lanes knows when one of them needs fresh items, and
         # how many rows a last batch has.
         alike = agreed is None or lanes_are_alike(spec)
@@ -412,7 +412,7 @@ class DeviceEchoIterator(EchoIterator):
         free = [free_on(device, len(devices)) or 0 for device in devices]
         room = sum(free) * layout.num_shards // len(devices)
         named = {
-            "spec": self._spec,
+            "spec": self._given,
             "rows on each shard": layout.rows // layout.num_shards,
             "examples of": jax.tree.unflatten(layout.structure, layout.items),
             "buffer_bytes": self._buffer_bytes,
@@ -463,7 +463,7 @@ def echo_batches(
         state can be saved if that of `echo_jax.echo_batches` can.
       spec: An `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`. ``batch_size`` is that of
         the training batches, which may be another than the loader's, and ``buffer``
-        counts examples over all devices. None to choose it by the first batch.
+        counts examples over all devices. The first batch chooses what it leaves out.
       mesh: The devices; all of this process by default. A batch is split over all of
         its axes.
       sharding: The sharding that batches are to have, instead of ``mesh``. Its spec
@@ -498,7 +498,8 @@ def echo_batches(
       >>> import numpy as np
       >>> from echo_jax import EchoSpec
       >>> fresh = iter([{"x": np.arange(8)}, {"x": np.arange(8, 16)}])
-      >>> batches = echo_batches(fresh, EchoSpec(2, batch_size=8), num_lanes=8)
+      >>> spec = EchoSpec(2, order="consecutive")
+      >>> batches = echo_batches(fresh, spec, num_lanes=8)
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.default_spec import default_spec, free_memory
+from echo_jax.echo.default_spec import chosen_spec, free_memory
 from echo_jax.echo.driver import Driver, Turn, prefetched
 from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.plans import make_plan
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, check_spec
+from echo_jax.echo.spec import AnySpec, EchoSpec, check_spec, completed, left_out
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
@@ -31,7 +31,9 @@ class HostEchoIterator(EchoIterator):
         prefetch: int | None = None,
         **common: Any,
     ):
-        if spec is None:
+        if spec is not None and not stacked:
+            spec = completed(spec)
+        if spec is None or left_out(spec):
             iterator = PeekedIterator(iterator)
         super().__init__(iterator, spec, batch=batch or stacked, **common)
         self._stacked, self._prefetch = stacked, prefetch
@@ -40,7 +42,7 @@ class HostEchoIterator(EchoIterator):
     def _start(self, turn: Turn) -> Driver:
         if self._spec is None:
             assert isinstance(self._iterator, PeekedIterator)
-            self._spec = _chosen(self._iterator)
+            self._spec = _chosen(self._given, self._iterator)
         spec, batch, stacked = self._spec, self._batch, self._stacked
         ahead = prefetched(spec, self._prefetch)
         shape = ("batch",) * batch + ("unbatch",) * stacked
@@ -110,15 +112,15 @@ class _SizedEchoIterator(HostEchoIterator):
         return self.__length_hint__()
 
 
-def _chosen(batches: PeekedIterator) -> AdaptiveSpec:
-    """Returns the spec of an echo that was called without one."""
+def _chosen(spec: AnySpec | None, batches: PeekedIterator) -> AnySpec:
+    """Returns a spec, with what it leaves out chosen by the first batch."""
     try:
         leaves = [as_array(path, leaf) for path, leaf in flatten(batches.peek())]
     except StopIteration:
         leaves = []
     rows = max((1, *leaves[0].shape[:1])) if leaves else 1
     num_bytes = sum(leaf.nbytes for leaf in leaves)
-    return default_spec(rows, num_bytes // rows, free_memory())
+    return chosen_spec(spec, rows, num_bytes // rows, free_memory())
 
 
 def echo(
@@ -201,17 +203,18 @@ def echo_batches(
     """Repeats the examples of a loader's batches, and yields batches.
 
     Without a spec it is an adaptive echo. It uses fresh examples while they come in
-    time, and repeats examples while the loader is late. It chooses the loader's own
-    batch size, at most 4 uses of an example, and a buffer of at most 64 batches and a
-    tenth of the free memory. It logs its choice once, at level INFO of the logger
-    ``echo_jax``.
+    time, and repeats examples while the loader is late, each at most 4 times. What it
+    chooses is logged once, at level INFO of the logger ``echo_jax``.
 
     Args:
       loader: Yields batches: pytrees of arrays with one first axis in common. They may
         have another size than ``spec.batch_size``. See `echo` for its state.
       spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
         ``batch_size`` is that of the output batches, and ``buffer`` counts examples.
-        Without a spec the first batch is read at once, to choose one.
+        What it leaves out is chosen by the first batch, which is then read at once: the
+        loader's batch size, order ``spread``, and a buffer of at most 64 batches and a
+        tenth of the free memory. So ``EchoSpec(4)`` uses each example 4 times, far
+        apart.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `UseInfo`.
       prefetch: How many batches a thread reads ahead; see `echo`.
@@ -229,7 +232,7 @@ def echo_batches(
       >>> import numpy as np
       >>> from echo_jax import EchoSpec
       >>> loader = [{"x": np.array([1, 2])}, {"x": np.array([3, 4])}]
-      >>> batches = echo_batches(loader, EchoSpec(2, batch_size=4))
+      >>> batches = echo_batches(loader, EchoSpec(2, order="consecutive", batch_size=4))
       >>> [batch["x"].tolist() for batch in batches]
       [[1, 1, 2, 2], [3, 3, 4, 4]]
     """

@@ -8,7 +8,7 @@ from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import split_off_spec
 from echo_jax.echo.driver import Driver, Turn
-from echo_jax.echo.spec import AnySpec, EchoSpec
+from echo_jax.echo.spec import AnySpec, EchoSpec, left_out
 
 
 class EchoIterator(Iterator[Any]):
@@ -29,7 +29,10 @@ class EchoIterator(Iterator[Any]):
         tags: bool = False,
         length: int | None = None,
     ):
-        self._iterator, self._spec, self._chooses = iterator, spec, spec is None
+        # A spec that leaves something out is completed by the first batch.
+        self._chooses = spec is None or bool(left_out(spec))
+        self._iterator, self._given = iterator, spec
+        self._spec = None if self._chooses else spec
         self._batch, self._drop_remainder = batch, drop_remainder
         self._with_tags, self._length = tags, length
         self._turn, self._driver = Turn(), None
@@ -153,7 +156,7 @@ class EchoIterator(Iterator[Any]):
         is_empty = isinstance(state, Mapping) and state.get("plan") == {}
         try:
             if self._chooses and not is_empty:
-                state, spec = split_off_spec(state)
+                state, spec = split_off_spec(state, self._given)
                 if self._driver is not None and spec != self._spec:
                     # It was chosen with another amount of free memory.
                     self._driver.close()

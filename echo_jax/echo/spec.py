@@ -1,8 +1,8 @@
 """Specs of an echo: frozen, validated descriptions for all stores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.decision_log import DecisionLog
@@ -19,6 +19,9 @@ from echo_jax.echo.schedule import (
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
 _SEQUENCE_VERSION = 1
+# The value of a field that is left to the echo; its type is that of a chosen one.
+_LEFT_OUT: Any = None
+_DEFAULTS = {"buffer": 1, "order": "consecutive", "batch_size": 1}
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class EchoSpec:
         its promise for each such batch, whether or not the echo stacks them.
       seed: Names the random order. Hosts with the same seed agree.
 
+    ``echo_batches`` chooses a ``buffer``, ``order`` or ``batch_size`` that is None: the
+    loader's batch size, ``spread``, and 64 batches within a tenth of the free memory.
+    Elsewhere None is 1, and ``consecutive``.
+
     Raises:
       TypeError, ValueError: A field has another type or is out of its range.
 
@@ -64,16 +71,18 @@ class EchoSpec:
 
     # A piecewise factor is a mapping, which cannot be hashed.
     factor: Factor | FactorByItem = field(default=1, hash=False)
-    buffer: int = 1
-    order: str = "consecutive"
-    batch_size: int = 1
+    buffer: int = _LEFT_OUT
+    order: str = _LEFT_OUT
+    batch_size: int = _LEFT_OUT
     seed: int = 0
     schedule: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "schedule", as_schedule(self.factor))
+        if self.order == "consecutive" and self.buffer is None:
+            object.__setattr__(self, "buffer", 1)
         _check_integers(self)
-        if self.order not in list(ORDERS):
+        if self.order is not None and self.order not in list(ORDERS):
             known = (f"{name!r} ({each.sentence})" for name, each in ORDERS.items())
             raise ValueError(
                 f"order={self.order!r} is unknown; use one of {', '.join(known)}"
@@ -106,8 +115,9 @@ class AdaptiveSpec:
         number of uses a repeat does harm (Choi et al. 2019, section 3.3). At R there
         is nothing to choose from, and whole batches are repeated back to back. Give
         more, such as twice R (docs/results.md, "When to fetch?").
-      buffer: Fresh items kept: the last ``buffer`` ones.
-      batch_size: How many uses make one training batch, which is decided at once.
+      buffer: Fresh items kept: the last ``buffer`` ones. As in `EchoSpec` if None.
+      batch_size: How many uses make one training batch, which is decided at once. As in
+        `EchoSpec` if None.
       seed: As in `EchoSpec`, whose errors are the same.
       replay: Decisions to repeat, such as the ``log`` of an earlier echo. After their
         end the ready items decide.
@@ -123,8 +133,8 @@ class AdaptiveSpec:
     """
 
     max_uses: int = 4
-    buffer: int = 1
-    batch_size: int = 1
+    buffer: int = _LEFT_OUT
+    batch_size: int = _LEFT_OUT
     seed: int = 0
     replay: DecisionLog | None = None
     min_uses: int = 1
@@ -154,8 +164,9 @@ class StochasticSpec:
 
     Attributes:
       fetch: The probability that a batch is a fresh one. The first batch always is.
-      buffer: Items that repeats are drawn from: the last ``buffer`` ones.
-      batch_size: Items of a batch.
+      buffer: Items that repeats are drawn from: the last ``buffer`` ones. As in
+        `EchoSpec` if None.
+      batch_size: Items of a batch. As in `EchoSpec` if None.
       seed: As in `EchoSpec`, whose errors are the same.
 
     Example:
@@ -165,8 +176,8 @@ class StochasticSpec:
     """
 
     fetch: FetchSchedule = field(default_factory=FetchSchedule)
-    buffer: int = 1
-    batch_size: int = 1
+    buffer: int = _LEFT_OUT
+    batch_size: int = _LEFT_OUT
     seed: int = 0
 
     def __post_init__(self):
@@ -179,18 +190,32 @@ class StochasticSpec:
 
 
 AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
+Spec = TypeVar("Spec", bound=AnySpec)
 
 
 def _check_integers(spec: AnySpec, **more: int) -> None:
     for name, bound in {"buffer": 1, "batch_size": 1, "seed": 0, **more}.items():
-        object.__setattr__(spec, name, integer(name, getattr(spec, name), bound))
+        if (value := getattr(spec, name)) is not None or name not in _DEFAULTS:
+            object.__setattr__(spec, name, integer(name, value, bound))
 
 
-def check_spec(spec: Any) -> None:
-    """Raises TypeError for an object that is not a spec."""
+def left_out(spec: AnySpec) -> set[str]:
+    """Returns the names of the fields that are left to the echo."""
+    return {name for name in _DEFAULTS if getattr(spec, name, 0) is None}
+
+
+def completed(spec: Spec, chosen: Mapping[str, Any] = _DEFAULTS) -> Spec:
+    """Returns a spec with chosen values of the fields that it leaves out."""
+    missing = left_out(spec)
+    return replace(spec, **{k: chosen[k] for k in missing}) if missing else spec
+
+
+def check_spec(spec: Any) -> Any:
+    """Returns a spec; raises TypeError for another object."""
     if not isinstance(spec, AnySpec):
         is_factor = isinstance(spec, int | float | str) and not isinstance(spec, bool)
         raise TypeError(
             "spec must be an EchoSpec, an AdaptiveSpec or a StochasticSpec, got "
             f"{spec!r:.80}. Use ej.EchoSpec(factor={repr(spec) if is_factor else 2})."
         )
+    return spec

@@ -55,7 +55,7 @@ class AdaptiveDriver(Driver):
             due = max(
                 -(-sum(recent) // len(recent)) if self.mixes else size,
                 len(unused) - self.plan.batch,
-                size - len(mine) + len(unused),
+                size - min(map(len, below)) + len(unused),
             )
             num = sum(item in unused for item in index)
             ends = self.rows == self.total and num == min(size, len(unused))

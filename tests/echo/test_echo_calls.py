@@ -2,6 +2,7 @@
 
 import operator
 import time
+from dataclasses import replace
 
 import grain
 import jax.numpy as jnp
@@ -59,6 +60,50 @@ def test_an_echo_without_a_spec_is_a_safe_adaptive_one(make, caplog):
     spec = ej.AdaptiveSpec(max_uses=4, buffer=64 * rows, batch_size=rows, replay=log)
     same = [np.asarray(batch["x"]) for batch in make(loader, spec, **lanes)]
     np.testing.assert_array_equal(outputs, same)
+
+
+@pytest.mark.parametrize(
+    ("spec", "whole"),
+    [
+        (ej.EchoSpec(4), ej.EchoSpec(4, 512, "spread", 8)),
+        (ej.EchoSpec(4, 128, "spread"), ej.EchoSpec(4, 128, "spread", 8)),
+        (ej.EchoSpec(2, batch_size=16), ej.EchoSpec(2, 1024, "spread", 16)),
+        (ej.EchoSpec(2, order="consecutive"), ej.EchoSpec(2, 1, "consecutive", 8)),
+        (ej.AdaptiveSpec(2, 64), ej.AdaptiveSpec(2, 64, 8)),
+        (
+            ej.StochasticSpec(seed=1),
+            ej.StochasticSpec(buffer=512, batch_size=8, seed=1),
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        ej.echo_batches,
+        lambda *args: ej.device.echo_batches(*args, num_lanes=8),
+        lambda loader, spec: iter(ej.grain.echo_batches(loader, spec)),
+    ],
+    ids=["host", "device", "grain"],
+)
+def test_what_a_spec_leaves_out_follows_from_the_loader(make, spec, whole):
+    if isinstance(spec, ej.AdaptiveSpec):
+        replay = [True] * 4 + [False, False, True, True]
+        spec, whole = replace(spec, replay=replay), replace(whole, replay=replay)
+    loader = grain.MapDataset.range(160).batch(8).to_iter_dataset()
+    batches, due = make(loader, spec), make(loader, whole)
+    first = [np.asarray(next(batches)).tolist() for _ in range(8)]
+    assert first == [np.asarray(next(due)).tolist() for _ in range(8)]
+    state = batches.get_state()
+    assert state.pop("spec", None) in (
+        None,
+        {"batch_size": whole.batch_size, "buffer": whole.buffer},
+    )
+    again = make(loader, spec)
+    again.set_state(batches.get_state())
+    assert np.asarray(next(again)).tolist() == np.asarray(next(due)).tolist()
+    # A single item has no batch size to take over.
+    assert [*ej.echo([1, 2], ej.EchoSpec(2))] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("make", WITHOUT_A_SPEC)

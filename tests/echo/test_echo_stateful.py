@@ -58,7 +58,7 @@ def batches(count):
 def test_a_restored_pass_ends_where_the_pass_ends(make_echo, factor):
     def make():
         loader = Loader(CountingUpstream(batches(5)))
-        spec = ej.EchoSpec(factor, batch_size=8)
+        spec = ej.EchoSpec(factor, order="consecutive", batch_size=8)
         return loader, make_echo(loader, spec)
 
     outputs = [np.asarray(batch["x"]) for batch in make()[1]]

@@ -314,7 +314,10 @@ def test_a_buffer_refuses_what_no_device_has(leaf, parts):
 
 
 def test_a_short_last_batch_is_refused_with_both_sizes_and_the_cure():
-    batches, spec = iter([np.arange(8.0), np.arange(4.0)]), ej.EchoSpec(2, batch_size=8)
+    batches, spec = (
+        iter([np.arange(8.0), np.arange(4.0)]),
+        ej.EchoSpec(2, 1, "consecutive", 8),
+    )
     echo = ej.device.echo_batches(batches, spec, mesh=mesh_of(2), prefetch=0)
     next(echo)
     next(echo)

@@ -116,7 +116,7 @@ def item_of(kind, *ks):
 @pytest.mark.parametrize("kind", CONTAINERS)
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_container_comes_out_as_it_went_in(kind, stored, factor):
-    spec = ej.EchoSpec(factor, batch_size=2)
+    spec = ej.EchoSpec(factor, 1, "consecutive", 2)
     items = [item_of(kind, k) for k in range(4)]
     order = np.repeat(range(4), factor)
     expected = [item_of(kind, *ks) for ks in order.reshape(-1, 2)]

@@ -70,7 +70,7 @@ class TfdataBatches(grain.IterDataset):
             tf.config.set_visible_devices([], "GPU")
         self._pipeline, self._rows = pipeline, shard.rows(pipeline.batch_size)
         # Without a spec, the echo uses each batch once.
-        self.spec = EchoSpec() if spec is None else spec
+        self.spec = EchoSpec(1, 1, "consecutive", 1) if spec is None else spec
         self._is_tagged = spec is not None
         self._of_batches = pipeline.after == "batch" or (spec is None and in_batches)
         tfdata.echo(self.spec)  # Refuse an impossible spec at once.

@@ -12,7 +12,7 @@ import grain
 from echo_jax.echo.driver import prefetched
 from echo_jax.echo.echo import HostEchoIterator
 from echo_jax.echo.plans import make_plan
-from echo_jax.echo.spec import AnySpec
+from echo_jax.echo.spec import AnySpec, check_spec, left_out
 
 __all__ = ["EchoDataset", "EchoDatasetIterator", "echo", "echo_batches"]
 
@@ -58,7 +58,8 @@ class EchoDataset(grain.IterDataset):
             )
         if spec is not None:
             # Raises at once for an impossible spec.
-            make_plan(spec)
+            if not (options.get("stacked") and left_out(check_spec(spec))):
+                make_plan(spec)
             prefetched(spec, options["prefetch"])
         self._loader = dataset if isinstance(dataset, grain.DataLoader) else None
         super().__init__(dataset if isinstance(dataset, grain.IterDataset) else ())
@@ -144,7 +145,8 @@ def echo_batches(
     Example:
       >>> from echo_jax import EchoSpec
       >>> batches = grain.MapDataset.range(4).batch(2).to_iter_dataset()
-      >>> [x.tolist() for x in echo_batches(batches, EchoSpec(2, batch_size=4))]
+      >>> spec = EchoSpec(2, order="consecutive", batch_size=4)
+      >>> [x.tolist() for x in echo_batches(batches, spec)]
       [[0, 0, 1, 1], [2, 2, 3, 3]]
     """
     options = {"stacked": True, "drop_remainder": drop_remainder, "tags": tags}

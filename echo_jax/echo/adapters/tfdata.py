@@ -7,7 +7,7 @@ TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``; the first call impor
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import EchoSpec, completed
 
 __all__ = ["echo"]
 
@@ -64,4 +64,4 @@ def echo(
     # Imported here: TensorFlow is an extra, and its import takes ten seconds.
     from echo_jax.echo.adapters.tfdata_graph import GraphEcho
 
-    return GraphEcho(spec, batch, drop_remainder, tags, state)
+    return GraphEcho(completed(spec), batch, drop_remainder, tags, state)

@@ -15,7 +15,7 @@ from echo_jax.echo.laws.checks import CHECKS
 from echo_jax.echo.laws.devices import assert_device_laws
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial, plan_run
 from echo_jax.echo.orders import rounds_of
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, completed
 from echo_jax.lazy import door
 
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
@@ -94,7 +94,7 @@ def assert_echo_laws(
       AssertionError: law 1 (exactness) is broken for item 2: expected 2 uses, got 1; \
 EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_items=3
     """
-    laws = sorted(set(laws))
+    laws, spec = sorted(set(laws)), completed(spec)
     if unknown := set(laws) - set(range(1, 12)):
         raise ValueError(f"there is no law {sorted(unknown)}; laws are 1 to 11")
     if max_rereads is None:

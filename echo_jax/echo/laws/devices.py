@@ -9,7 +9,7 @@ import numpy as np
 
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.harness import CountingUpstream, close
-from echo_jax.echo.spec import AnySpec, EchoSpec
+from echo_jax.echo.spec import AnySpec, EchoSpec, completed
 
 MakeDeviceEcho = Callable[[CountingUpstream, Any, Any], Iterator[Any]]
 
@@ -43,6 +43,7 @@ def assert_device_laws(
       ...     return ej.device.echo_batches(batches, spec, augment=augment, tags=True)
       >>> assert_device_laws(make_echo, ej.EchoSpec(2, batch_size=40), rows=16)
     """
+    spec = completed(spec)
     rows = rows or spec.batch_size
     index = np.arange(num_batches * rows, dtype=np.int32).reshape(num_batches, rows)
 

@@ -26,5 +26,5 @@ def rounds_of(spec: Any) -> Order:
     """Returns the order of an `EchoSpec`; ValueError if its buffer does not fit."""
     # Without repeats there is nothing to spread.
     is_flat = spec.order == "spread" and spec.schedule.max_factor == 1
-    make = Consecutive if is_flat else ORDERS[spec.order]
-    return make(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
+    make = Consecutive if is_flat else ORDERS[spec.order or Consecutive.name]
+    return make(spec.schedule, spec.buffer or 1, spec.batch_size or 1, spec.seed)

@@ -32,7 +32,7 @@ from echo_jax.echo.plans.base import (
     stacked,
 )
 from echo_jax.echo.plans.lanes import Lanes, epoch_spec, lane_spec
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import EchoSpec, completed
 
 _LEAST_STRIDE = 64
 # The most batches that are decided at once, and the most uses beyond one batch.
@@ -55,7 +55,7 @@ class FixedPlan(Plan):
         options: tuple[object, ...] = (),
     ):
         # Without lanes items come one by one. ``options`` shape the sequence, too.
-        self._in_lanes = lanes is not None
+        spec, self._in_lanes = completed(spec), lanes is not None
         self.spec, self._options = spec, options
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)

@@ -13,14 +13,14 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.orders import ORDERS
 from echo_jax.echo.schedule import FactorByItem
-from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
+from echo_jax.echo.spec import AnySpec, EchoSpec, Spec, StochasticSpec, completed
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,10 @@ class Lanes:
         return (batch * self.count + lane) * self.rows + row + self.first
 
 
-Spec = TypeVar("Spec", bound=AnySpec)
-
-
 def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
     """Returns the echo of one lane: its part of batch and buffer, and its own seed."""
     # A stochastic echo keeps its seed, so that all lanes fetch at the same batches.
+    spec = completed(spec)
     if num_lanes == 1:
         return spec
     changes: dict[str, Any] = {

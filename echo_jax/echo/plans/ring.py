@@ -12,7 +12,7 @@ from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.plans.base import Plan, Restored, Uses, check_keys, check_origin
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
+from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec, completed
 
 
 class RingPlan(Plan):
@@ -27,7 +27,7 @@ class RingPlan(Plan):
         options: tuple[object, ...] = (),
     ):
         # ``options`` shape the sequence, too.
-        self._options = options
+        spec, self._options = completed(spec), options
         self._spec, self._lanes = spec, lanes or Lanes(spec.batch_size)
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
