@@ -156,6 +156,18 @@ class Driver:
     def log(self) -> DecisionLog | None:
         return getattr(self.plan, "log", None)
 
+    @property
+    def waited_s(self) -> float:
+        return self._reader.waited_s
+
+    @property
+    def reading_s(self) -> tuple[float, int]:
+        return self._reader.reading_s
+
+    @property
+    def ready_batches(self) -> int:
+        return self._reader.rows_ahead // self.plan.batch
+
     def next(self, count: int) -> tuple[int, int] | None:
         """Makes the next uses ready to be read, fewer at the end, and none after it.
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any, Self
 
 from echo_jax.echo.counts import Counts, UseInfo
@@ -9,6 +10,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import split_off_spec
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.spec import AnySpec, EchoSpec, left_out
+from echo_jax.echo.stats import Clock, Stats, Totals
 
 
 class EchoIterator(Iterator[Any]):
@@ -35,7 +37,7 @@ class EchoIterator(Iterator[Any]):
         self._spec = None if self._chooses else spec
         self._batch, self._drop_remainder = batch, drop_remainder
         self._with_tags, self._length = tags, length
-        self._turn, self._driver = Turn(), None
+        self._turn, self._driver, self._clock = Turn(), None, Clock()
         self.tags: UseInfo | None = None
 
     def _start(self, turn: Turn) -> Driver:
@@ -105,7 +107,7 @@ class EchoIterator(Iterator[Any]):
             cannot go on.
           ValueError: The echo is closed, or another thread is using it.
         """
-        driver, turn = self._open(), self._turn
+        driver, turn, began = self._open(), self._turn, perf_counter()
         with turn:
             turn.check()
             self._check_first()
@@ -120,7 +122,45 @@ class EchoIterator(Iterator[Any]):
                 turn.ended = True
                 raise StopIteration
             output, self.tags = self._read(driver, *found)
-            return (output, self.tags) if self._with_tags else output
+        if self._clock.add(began, driver.waited_s):
+            self._clock.log(self.stats())
+        return (output, self.tags) if self._with_tags else output
+
+    def stats(self, since_last: bool = False) -> Stats:
+        """Returns how long the loop waits for data, to be logged at any step.
+
+        A call takes microseconds, and a draw hardly longer. `str` of the result is one
+        line. Where a loop waits for more than a tenth of its time, the logger
+        ``echo_jax`` says so now and then, at level INFO.
+
+        Args:
+          since_last: Whether to count from the last call with ``since_last`` on, or
+            else from the start.
+
+        Returns:
+          ``waited_s``, the seconds that draws waited for fresh data; ``waited_share``,
+          their share of the time; ``longest_wait_s`` and ``longest_wait_at``, the
+          update, counted from 0; ``step_s``, the seconds between two draws, without
+          waiting; ``fresh_batch_s``, the seconds that the loader takes for as many
+          examples as a batch has; ``R``, the ratio of the last two;
+          ``uses_per_fresh``; and ``ready_batches``, which were read ahead. NaN stands
+          for what is not known yet. In several processes also ``slowest_process``, by
+          its loader.
+        """
+        driver, counts = self._open(), self.counts
+        totals = Totals(
+            self._clock.draws,
+            self._clock.waited_s,
+            *driver.reading_s,
+            counts.fresh,
+            counts.uses,
+        )
+        size = self._spec.batch_size or 1 if self._spec else 1
+        stats = self._clock.stats(totals, since_last, size / max(1, self._items(1)))
+        stats["ready_batches"] = driver.ready_batches
+        if (slowest := getattr(self._iterator, "slowest", None)) is not None:
+            stats["slowest_process"] = slowest
+        return stats
 
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.

@@ -110,7 +110,7 @@ class AgreedIterator(PeekedIterator):
         self._name = f"echo_jax/echo/{next(_numbers)}"
         # It counts the states that the echo went to.
         self._sitting, self._round, self._decisions = 0, 0, itertools.count()
-        self._passed, self._agreed = 0, False
+        self._passed, self._agreed, self.slowest = 0, False, self._me
         self._end: Exception | None = None
 
     def peek(self) -> Any:
@@ -128,15 +128,17 @@ class AgreedIterator(PeekedIterator):
         if self._end is not None:
             raise self._end
 
-        def has_value() -> bool:
+        def has_value() -> tuple[bool, float]:
+            read_s, num_read = self.reading_s
             try:
                 self.check(super(AgreedIterator, self).peek())
             except StopIteration:
-                return False
-            return True
+                return False, 0.0
+            return True, read_s / max(1, num_read)
 
         found = self._together(f"gets fresh batch {self._passed}", has_value)
-        ended = sorted(process for process, has in found.items() if not has)
+        self.slowest = max(found, key=lambda process: found[process][1])
+        ended = sorted(process for process, (has, _) in found.items() if not has)
         if len(ended) == len(found):
             self._end = StopIteration()
         elif ended:

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat, starmap
+from time import perf_counter
 from typing import Any, Protocol
 
 # The result of `prepare` for one or more values, and the first and the end of its rows.
@@ -49,6 +50,7 @@ class Source:
         # Without an intake every value is one row, as it is.
         self.iterator: Any = iterator
         self.row = 0  # the next one
+        self.read_s, self.num_read = 0.0, 0  # by `read`, and its values
         self._is_exhausted = False
         # Why the position is unknown. The caller resets it when it has kept the values.
         self.lost: BaseException | None = None
@@ -112,7 +114,7 @@ class Source:
         They are one element with its first row, its end, and the state of the upstream
         after it, or None if no restore needs this state.
         """
-        intake, first = self._intake, self.row
+        intake, first, began = self._intake, self.row, perf_counter()
         if intake is None or not intake.in_bulk:
             count = 1
         elif first + count > self._unsaved:
@@ -121,6 +123,8 @@ class Source:
         values = self.pull(count)
         if not values:
             return values
+        self.read_s += perf_counter() - began
+        self.num_read += len(values)
         try:
             value, rows = intake.prepare(values) if intake else (values[0], 1)
         except BaseException as error:
@@ -241,6 +245,10 @@ class PeekedIterator(Iterator[Any]):
         if hasattr(iterator, "restart"):
             self.restart = self._source.restart
 
+    @property
+    def reading_s(self) -> tuple[float, int]:
+        return self._iterator.reading_s
+
     def peek(self) -> Any:
         """Returns the next element, which stays the next one."""
         if not self._peeked:
@@ -341,6 +349,7 @@ class Reader:
         # Ends a wait for other processes.
         self.leave: Callable[[], None] = getattr(iterator, "leave", lambda: None)
         self.row = self._wanted = 0
+        self.waited_s = 0.0  # by the caller
         # What `Source.read` returned, until its last row is taken.
         self._waiting: deque[tuple[Any, int, int, Any]] = deque()
         # Numbers of rows, up to the next one, and the upstream's states before them,
@@ -349,6 +358,18 @@ class Reader:
         self.epoch = 0
         self._thread: _Thread | None = None
         self._closed = False
+
+    @property
+    def reading_s(self) -> tuple[float, int]:
+        """The seconds that the first reader of the upstream took, and its values."""
+        source = self._source
+        own = source.read_s, source.num_read
+        return getattr(source.iterator, "reading_s", own)
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows that are read and not taken, also those that a thread still holds."""
+        return self._source.row - self.row
 
     @property
     def rows(self) -> int:
@@ -360,13 +381,15 @@ class Reader:
         # An error of the upstream loses nothing: the next call asks it again.
         if not self._depth:
             self._begin()
-            source = self._source
+            source, before_s = self._source, self._source.read_s
             while self.rows < rows and not source.ended:
                 self._waiting.extend(source.read(rows - self.rows))
                 source.lost = None
+            self.waited_s += source.read_s - before_s
             return
         self._wanted = rows
         while self.rows < rows and not self.is_ready(rows):
+            began = perf_counter()
             try:
                 self._collect(self._reading(), wait=True)
             except queue.Empty:
@@ -374,6 +397,8 @@ class Reader:
                     f"the loader gave no fresh batch for {self._timeout_s:.0f} s. See "
                     "what it waits for, or use a larger timeout_s"
                 ) from None
+            finally:
+                self.waited_s += perf_counter() - began
 
     def is_ready(self, rows: int) -> bool:
         """Returns whether `ensure` would not wait; starts to read ahead."""
@@ -543,6 +568,10 @@ class ReadAhead(Iterator[Any]):
         ((value, _, _),) = reader.take(1)
         reader.read_on()
         return value
+
+    @property
+    def reading_s(self) -> tuple[float, int]:
+        return self._reader.reading_s
 
     def _get_state(self) -> Any:
         return self._reader.state_before(self._reader.row)[0]
