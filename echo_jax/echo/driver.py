@@ -238,11 +238,12 @@ class Driver:
             plan = self.plan.get_state()
             self.turn.consistent = True
             oldest = self.plan.oldest()
-            upstream, first, read_in = self._reader.state_before(oldest)
+            upstream, first, read_in, later = self._reader.state_before(oldest)
             # Above 0 it counts rows before the anchor, below 0 rows that are not read.
             skip = self.plan.anchor() - first
         ended = int(self.turn.ended)
         epoch = {**self.epoch._asdict(), "ended": ended, "upstream": read_in}
+        epoch["later"] = [list(each) for each in later]
         return {"epoch": epoch, "plan": plan, "skip": skip, "upstream": upstream}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -260,7 +261,7 @@ class Driver:
                     "upstream, and the integer skip; give what get_state returned"
                 )
             self._reader.check_resumable()
-            epoch, ended, read_in = _epoch_of(state.get("epoch", {}))
+            epoch, ended, read_in, later = _epoch_of(state.get("epoch", {}))
             plan = self._plan_of(epoch)
             restored = plan.set_state(state["plan"])
             self._check_skip(restored, state["skip"])
@@ -269,7 +270,7 @@ class Driver:
             first = restored.first - state["skip"]
             self._reader.restore(state["upstream"], first, read_in)
             self._store.clear()
-            self._read_again(restored, state["skip"], ended)
+            self._read_again(restored, state["skip"], ended, later)
             self._follow(restored.pending or Uses.none())
             self.turn.ended = ended
 
@@ -306,7 +307,9 @@ class Driver:
                 "again; it is damaged"
             )
 
-    def _read_again(self, restored: Restored, skip: int, ended: bool) -> None:
+    def _read_again(
+        self, restored: Restored, skip: int, ended: bool, later: Mapping[int, Any]
+    ) -> None:
         """Reads the items in use again, and the rows before or between them."""
         at, end = -skip, restored.slots.shape[1]
         most = self._store.rewritten_rows
@@ -315,7 +318,7 @@ class Driver:
             self._reader.ensure(wanted)
             rows = min(self._reader.rows, wanted)
             if not rows and self._reader.epoch < self.epoch.number:
-                self._reader.begin_epoch()
+                self._reader.begin_epoch(state=later.get(self._reader.epoch + 1))
                 continue
             if not rows:
                 raise ValueError(
@@ -336,7 +339,7 @@ class Driver:
                 )
             if self._reader.epoch == self.epoch.number:
                 break
-            self._reader.begin_epoch()
+            self._reader.begin_epoch(state=later.get(self._reader.epoch + 1))
         self._reader.read_on()
 
     def close(self) -> None:
@@ -345,16 +348,24 @@ class Driver:
         self._reader.close()
 
 
-def _epoch_of(record: Any) -> tuple[Epoch, bool, int]:
-    """Returns the pass of a state, whether it had ended, and that of its upstream."""
+def _epoch_of(record: Any) -> tuple[Epoch, bool, int, dict[int, Any]]:
+    """Returns the pass of a state, whether it had ended, and its upstream's passes."""
     # States of earlier versions have one pass.
-    values = Epoch()._asdict() | {"ended": 0, "upstream": 0}
-    values |= record if isinstance(record, Mapping) else {"": record}
-    are_known = len(values) == 7 and {*map(type, values.values())} == {int}
-    if not are_known or not 0 <= values["upstream"] <= values["number"]:
-        raise ValueError(f"{record!r:.200} is not the epoch of a state; it is damaged")
-    ended, read_in = values.pop("ended"), values.pop("upstream")
-    return Epoch(**values), bool(ended), read_in
+    values = Epoch()._asdict() | {"ended": 0, "upstream": 0, "later": []}
+    try:
+        values |= record
+        later, read_in = dict(values.pop("later")), values.pop("upstream")
+        ended, epoch = values.pop("ended"), Epoch(**values)
+    except (TypeError, ValueError) as error:
+        raise _damaged_epoch(record) from error
+    are_integers = {*map(type, [*epoch, read_in, ended, *later])} == {int}
+    if not are_integers or not 0 <= read_in <= epoch.number:
+        raise _damaged_epoch(record)
+    return epoch, bool(ended), read_in, later
+
+
+def _damaged_epoch(record: Any) -> ValueError:
+    return ValueError(f"{record!r:.200} is not the epoch of a state; it is damaged")
 
 
 def prefetched(spec: AnySpec, prefetch: int | None, default: int = 0) -> int:

@@ -51,6 +51,9 @@ class Source:
         self.iterator: Any = iterator
         self.row = 0  # the next one
         self.read_s, self.num_read = 0.0, 0  # by `read`, and its values
+        # The first rows of later passes, and the states before them.
+        self.starts: deque[tuple[int, Any]] = deque()
+        self._begins = False
         self._is_exhausted = False
         # Why the position is unknown. The caller resets it when it has kept the values.
         self.lost: BaseException | None = None
@@ -115,6 +118,10 @@ class Source:
         after it, or None if no restore needs this state.
         """
         intake, first, began = self._intake, self.row, perf_counter()
+        if self._begins:
+            # Only an iterator that has begun knows the order of its pass.
+            self.starts.append((first, self.state_at(first)))
+            self._begins = False
         if intake is None or not intake.in_bulk:
             count = 1
         elif first + count > self._unsaved:
@@ -148,7 +155,7 @@ class Source:
     def restart(self) -> None:
         """Starts another pass over an upstream that has ended."""
         self.iterator.restart()
-        self._is_exhausted = False
+        self._is_exhausted, self._begins = False, self.next_anchor is not None
 
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
@@ -157,7 +164,8 @@ class Source:
         self.row = row
         if self.next_anchor is not None:
             self._unsaved = self.next_anchor(row + 1)
-        self._is_exhausted = False
+        self._is_exhausted = self._begins = False
+        self.starts.clear()
         self._failed = self._untold = self.lost = None
 
 
@@ -421,6 +429,7 @@ class Reader:
         # the next one to be taken.
         taken: list[Element] = []
         row, waiting = self.row, self._waiting
+        self._keep_start()
         self.row = stop = row + rows
         while row < stop:
             value, first, end, state = waiting[0]
@@ -439,6 +448,14 @@ class Reader:
             first = self._waiting[0][1] if self._waiting else self.row
             thread.read_to(max(first + self._depth, self.row + self._wanted))
 
+    def _keep_start(self) -> None:
+        """Keeps the state at the start of a pass, if it has begun."""
+        # Before its first row is taken the thread may have read no further.
+        starts = self._source.starts
+        while starts:
+            row, state = starts.popleft()
+            self._saved.append((row, state, self.epoch))
+
     def _keep(self, row: int, state: Any, anchor: int) -> None:
         saved = self._saved
         saved.append((row, state, self.epoch))
@@ -455,29 +472,40 @@ class Reader:
                 "with state_dict and load_state_dict, such as a StatefulDataLoader"
             )
 
-    def state_before(self, row: int) -> tuple[Any, int, int]:
-        """Returns the last saved upstream state before a row, its row and its pass."""
+    def state_before(self, row: int) -> tuple[Any, int, int, list[tuple[int, Any]]]:
+        """Returns the last saved upstream state before a row, its row and its pass.
+
+        Also those at the starts of later passes, each after its number.
+        """
         self.check_resumable()
-        source = self._source
+        source, saved = self._source, self._saved
         if self._thread is None and not self._waiting:
             self._begin()
             if row == source.row and source.lost is None:
-                return source.state(), row, self.epoch
-        for first, state, epoch in reversed(self._saved):
-            if first <= row:
-                return copy.deepcopy(state), first, epoch
-        raise source.unknown_place() from source.lost
+                return source.state(), row, self.epoch, []
+        self._keep_start()
+        at = sum(first <= row for first, _, _ in saved) - 1
+        if at < 0:
+            raise source.unknown_place() from source.lost
+        first, state, epoch = saved[at]
+        later = {n: each for _, each, n in reversed(saved) if n > epoch}
+        return *copy.deepcopy((state, first, epoch)), copy.deepcopy([*later.items()])
 
-    def begin_epoch(self, row: int | None = None) -> None:
-        """Starts another pass over the upstream; its first row has a number."""
+    def begin_epoch(self, row: int | None = None, state: Any = None) -> None:
+        """Starts another pass over the upstream, maybe from a state, at some row."""
         self._end_thread()
         source, row = self._source, self.row if row is None else row
         if source.next_anchor is not None:
+            if row != self.row:
+                self._saved.clear()
             # A restore may go back to the end of the pass before.
             self._saved.append((row, source.state_at(row), self.epoch))
         source.restart()
         self.row, source.row, self._wanted = row, row, 0
         self.epoch += 1
+        if state is not None:
+            source.restore(state, row)
+            self._saved.append((row, copy.deepcopy(state), self.epoch))
 
     def restore(self, state: Any, row: int, epoch: int = 0) -> None:
         """Goes back to a state, the one before a row, in a pass over the upstream."""

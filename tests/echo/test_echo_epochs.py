@@ -124,6 +124,9 @@ def test_at_most_one_batch_follows_the_last_fresh_one(make, ratio):
     assert len(outputs) - has_last.index(True) <= 2
 
 
+SEEDS = itertools.count()
+
+
 class Restarted:
     """A loader with an iterator that keeps its state, or a loader that keeps it."""
 
@@ -131,26 +134,31 @@ class Restarted:
         self.items = [{"x": np.arange(ROWS) + ROWS * k} for k in range(num_items)]
         self.passes, self.at, self.resumes, self.ended = 0, 0, False, 0
         if of_loader:
-            names = ("at", "passes", "ended")
+            # As torchdata's, it keeps the order of a pass, and not that of the next.
+            self.random, self.order = np.random.default_rng(next(SEEDS)), []
+            names = ("at", "passes", "ended", "order")
             self.state_dict = lambda: {name: getattr(self, name) for name in names}
             self.load_state_dict = self.load
 
     def load(self, state):
         self.passes, self.at = state["passes"], state["at"]
         self.resumes = not state["ended"]
+        if self.resumes:
+            self.order = state["order"]
 
     def __iter__(self):
         if not hasattr(self, "state_dict"):
             return CountingUpstream(self.items)
-        return self.begun()
-
-    def begun(self):
         if not self.resumes:
             self.passes, self.at = self.passes + 1, 0
+            self.order = self.random.permutation(len(self.items)).tolist()
         self.resumes, self.ended = False, 0
+        return self.rest()
+
+    def rest(self):
         while self.at < len(self.items):
             self.at += 1
-            yield self.items[self.at - 1]
+            yield self.items[self.order[self.at - 1]]
         self.ended = 1
 
 
@@ -194,23 +202,30 @@ def test_a_state_of_any_epoch_resumes_to_the_bit(mode, of_loader, store):
             assert of_pass(echo)
         spec = replace(spec, replay=echo.log)
         echo.close()
-    echo, outputs, states = make(Restarted(of_loader=of_loader), spec), [], []
+    echo, outputs = make(Restarted(of_loader=of_loader), spec), []
+    states, bounds = [], []
     for epoch in range(3):
         for batch in echo:
             outputs += of_pass([batch])
-            states.append((len(outputs), epoch, echo.get_state()))
-        states.append((len(outputs), epoch + 1, echo.get_state()))
+            states.append((len(outputs), epoch, echo.get_state(), False))
+        states.append((len(outputs), epoch + 1, echo.get_state(), True))
+        bounds.append(len(outputs))
     counts = echo.counts
     index = np.array([tags[0] for _, tags in outputs], object)
     used = np.bincount(np.concatenate([*index]).astype(int))
     assert used.size == counts.fresh == 3 * 10 * ROWS and used.sum() == counts.uses
-    for at, epoch, state in states[:: 3 if store == "device" else 1]:
+    for at, epoch, state, ended in states[:: 3 if store == "device" else 1]:
         again = make(Restarted(of_loader=of_loader), spec)
         again.set_state(json.loads(json.dumps(state)))
         rest = []
         for _ in range(epoch, 3):
             rest += of_pass(again)
-        assert rest == outputs[at:], f"from output {at} in epoch {epoch}"
+        # A loader that keeps the order of one pass alone shuffles the next anew.
+        passes = [state["epoch"]["upstream"], *dict(state["epoch"]["later"])]
+        stop = bounds[epoch] if epoch in passes and not ended else at
+        due = outputs[at : stop if of_loader else None]
+        assert rest[: len(due)] == due, f"from output {at} in epoch {epoch}"
+        assert [tags for _, tags in rest] == [tags for _, tags in outputs[at:]]
         assert again.counts == counts
         again.close()
 
