@@ -157,6 +157,11 @@ class Driver:
         return getattr(self.plan, "log", None)
 
     @property
+    def can_restart(self) -> bool:
+        """Whether there may be another pass over the upstream."""
+        return self._reader.can_restart
+
+    @property
     def waited_s(self) -> float:
         return self._reader.waited_s
 
@@ -241,10 +246,13 @@ class Driver:
             upstream, first, read_in, later = self._reader.state_before(oldest)
             # Above 0 it counts rows before the anchor, below 0 rows that are not read.
             skip = self.plan.anchor() - first
-        ended = int(self.turn.ended)
-        epoch = {**self.epoch._asdict(), "ended": ended, "upstream": read_in}
-        epoch["later"] = [list(each) for each in later]
-        return {"epoch": epoch, "plan": plan, "skip": skip, "upstream": upstream}
+        state = {"plan": plan, "skip": skip, "upstream": upstream}
+        if self.can_restart:
+            passes = [list(each) for each in later]
+            ended = int(self.turn.ended)
+            more = {"ended": ended, "upstream": read_in, "later": passes}
+            state["epoch"] = self.epoch._asdict() | more
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state."""
@@ -350,7 +358,7 @@ class Driver:
 
 def _epoch_of(record: Any) -> tuple[Epoch, bool, int, dict[int, Any]]:
     """Returns the pass of a state, whether it had ended, and its upstream's passes."""
-    # States of earlier versions have one pass.
+    # States of iterators, and of earlier versions, have one pass.
     values = Epoch()._asdict() | {"ended": 0, "upstream": 0, "later": []}
     try:
         values |= record

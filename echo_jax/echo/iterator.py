@@ -77,8 +77,9 @@ class EchoIterator(Iterator[Any]):
 
         Warns if the loader is an iterator, which cannot be started again.
         """
-        if self._turn.ended and self._driver and hasattr(self._iterator, "restart"):
-            self._driver.begin_epoch()
+        driver = self._driver
+        if self._turn.ended and driver is not None and driver.can_restart:
+            driver.begin_epoch()
         self._turn.warn_if_ended()
         return self
 
@@ -122,9 +123,9 @@ class EchoIterator(Iterator[Any]):
                 turn.ended = True
                 raise StopIteration
             output, self.tags = self._read(driver, *found)
-        if self._clock.add(began, driver.waited_s):
-            self._clock.log(self.stats())
-        return (output, self.tags) if self._with_tags else output
+            if self._clock.add(began, driver.waited_s):
+                self._clock.log(self.stats())
+            return (output, self.tags) if self._with_tags else output
 
     def stats(self, since_last: bool = False) -> Stats:
         """Returns how long the loop waits for data, to be logged at any step.

@@ -368,6 +368,10 @@ class Reader:
         self._closed = False
 
     @property
+    def can_restart(self) -> bool:
+        return hasattr(self._source.iterator, "restart")
+
+    @property
     def reading_s(self) -> tuple[float, int]:
         """The seconds that the first reader of the upstream took, and its values."""
         source = self._source

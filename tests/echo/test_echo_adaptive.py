@@ -230,7 +230,8 @@ def test_after_its_end_come_unused_items_and_the_rest_of_a_batch():
 
 def test_a_batch_has_fresh_items_in_the_share_in_which_they_come():
     """One batch of 8 comes for every 4 updates: each has 2 of its items, in order."""
-    driver = driver_of({"buffer": 512, "batch_size": 8, "host_batch": 8})
+    sizes = {"buffer": 512, "batch_size": 8, "host_batch": 8}
+    driver = driver_of(sizes | {"max_uses": 8})
     fresh = []
     for number in range(200):
         (batch,) = driver.take(ready=number % 4 == 0)

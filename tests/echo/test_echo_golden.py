@@ -93,10 +93,7 @@ def test_states_are_what_they_were_and_continued_in_their_order(order):
     echo = ej.echo(CountingUpstream(list(range(99))), spec_of(order), tags=True)
     for _ in itertools.islice(echo, 10):
         pass
-    state = echo.get_state()
-    first = {"number": 0, "rows": 0, "fresh": 0, "uses": 0, "repeats": 0}
-    assert state.pop("epoch") == first | {"ended": 0, "upstream": 0, "later": []}
-    assert state == STATES[order]
+    assert echo.get_state() == STATES[order]
     echo = ej.echo(CountingUpstream(list(range(99))), spec_of(order), tags=True)
     echo.set_state(STATES[order])
     uses = [f"{k}.{r}" for _, (k, r) in itertools.islice(echo, 22)]

@@ -74,7 +74,7 @@ def same_everywhere(*meshes):
                 found = list(batches)
                 assert all(each["x"].sharding == sharding for each in found)
                 np.savez(f"{folder}/{process} {mesh} {name}.npz", *whole(found))
-                record = [vars(batches.counts), list(batches.log or [])]
+                record = [vars(batches.counts), batches.log and batches.log.to_json()]
                 with open(f"{folder}/{process} {mesh} {name}.json", "w") as file:
                     json.dump(record, file)
 
@@ -110,6 +110,20 @@ def ended(how, *names):
                     made += 1
             except Exception as error:
                 print("after", made, type(error).__name__, error, flush=True)
+
+class Loader:
+    def __init__(self, rows):
+        self.rows = rows
+    def __iter__(self):
+        return Rows(self.rows)
+
+def epochs(*names):
+    sharding = sharding_of(*MESHES["data"])
+    for name in names:
+        with echo(Loader(own_rows(sharding)), SPECS[name], sharding) as batches:
+            made = [sum(x.sum() for x in whole(list(batches))) for _ in range(3)]
+            assert batches.stats()["slowest_process"] in (0, 1)
+            print("epochs", name, batches.counts, made, flush=True)
 
 def other_echo():
     sharding = sharding_of(*MESHES["data"])
@@ -185,7 +199,7 @@ def test_two_processes_draw_what_one_draws(tmp_path, devices, meshes):
     for path in tmp_path.glob("*.json"):
         (counts, log), spec = json.loads(path.read_text()), SPECS[path.stem.split()[-1]]
         if log:
-            log = ej.DecisionLog(log)
+            log = ej.DecisionLog.from_json(log)
             assert len({*log}) == 2 and log[0]
             spec = dataclasses.replace(spec, replay=log)
         options = {"num_lanes": 4, "mesh": mesh_of(1), "augment": augment}
@@ -201,6 +215,17 @@ def test_two_processes_go_on_from_every_batch(tmp_path):
     for out in run_two(tmp_path, "resumed()", 2):
         # 29 states of each fixed echo, 21 of the stochastic one, some adaptive ones.
         assert int(re.search(r"compared (\d+)", out)[1]) > 29 + 29 + 21
+
+
+def test_two_processes_go_through_their_loaders_again(tmp_path):
+    names = ["spread", "stochastic", "adaptive"]
+    found = [
+        re.findall(r"epochs (\w+) Counts\(fresh=(\d+), (.*)", out)
+        for out in run_two(tmp_path, f"epochs(*{names})", 1)
+    ]
+    assert found[0] == found[1]
+    fresh = str(3 * BATCHES * ROWS)
+    assert [each[:2] for each in found[0]] == [(name, fresh) for name in names]
 
 
 EACH = ["consecutive", "shuffle_buffer", "adaptive"]

@@ -175,7 +175,10 @@ class AdaptivePlan(RingPlan):
         return drawn and Decision.at_once(drawn, self.row, slots)
 
     def _take(self, rows: int) -> np.ndarray:
-        is_low = rows and self._drawable < self.batch + max(0, self._reserve)
+        # Half a batch more than `need` waits for: where fresh items come just in time,
+        # nothing else would let the reserve grow.
+        enough = self.batch * 3 // 2 + max(0, self._reserve)
+        is_low = rows and self._drawable < enough
         gone = sum([items.write(rows) for items in self._items]) // len(self._items)
         # It grows while items run out, and shrinks by those that give way too early.
         grown = self._reserve + (rows // 2 if is_low else 0) - gone
