@@ -240,7 +240,30 @@ def _no_spec(trainer: _Trainer, cores: str, updates: int, turns: int) -> list[Re
         title, middle = f"no spec, echo, {key}: {what}", statistics.median(values)
         result = Result(f"no-spec{length}-{key}", title, middle, *words, values, note)
         results.append(result)
+    if not length:
+        results += [_epochs(trainer, name, note) for name in _CALLS]
     return results
+
+
+def _epochs(trainer: _Trainer, name: str, note: str) -> Result:
+    """Counts the updates of three epochs of a loader that is never late."""
+
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            return itertools.islice(_producer(0.5 * step_s), 100)
+
+    step_s, made = trainer.held_step_s(), []
+    with closing(_CALLS[name](Loader())) as loop:
+        for _ in range(3):
+            made.append(0)
+            for batch in loop:
+                made[-1] += 1
+                trainer.weights = trainer._plain(trainer.weights, batch)
+                jax.block_until_ready(trainer.weights)
+    title = f"no spec, echo, {name}: updates of three epochs / their 300 batches"
+    value, each = sum(made) / 300, [count / 100 for count in made]
+    goal, peer = ("<= 1.03", "x"), "the loader alone"
+    return Result(f"no-spec-epochs-{name}", title, value, *goal, peer, each, note)
 
 
 _CALLS = {"host": ej.echo_batches, "device": ej.device.echo_batches}

@@ -108,13 +108,14 @@ class AdaptiveSpec:
     """Describes an adaptive echo: fresh if ready, else the longest unused, else wait.
 
     It suits a producer that stalls or drifts, or whose rate is unknown. While data
-    comes in time nothing is repeated. A `DecisionLog` keeps its decisions.
+    comes in time nothing is repeated. A batch holds fresh items in the share in which
+    they come. The echo ends with its loader. A `DecisionLog` keeps its decisions.
 
     Attributes:
       max_uses: Uses after which an item is not used any more, at least 1. Past some
-        number of uses a repeat does harm (Choi et al. 2019, section 3.3). At R there
-        is nothing to choose from, and whole batches are repeated back to back. Give
-        more, such as twice R (docs/results.md, "When to fetch?").
+        number of uses a repeat does harm (Choi et al. 2019, section 3.3). Where R is
+        above it the echo waits, and keeps a reserve of items, so that repeats stay far
+        apart.
       buffer: Fresh items kept: the last ``buffer`` ones. As in `EchoSpec` if None.
       batch_size: How many uses make one training batch, which is decided at once. As in
         `EchoSpec` if None.
@@ -124,8 +125,7 @@ class AdaptiveSpec:
       min_uses: Uses that every item gets before it gives way, from 1 to ``max_uses``,
         and that items have on average before fresh ones are taken. Above 1 it suits a
         loader on the step's own cores: its items are always ready, and each delays the
-        step. Give twice as many ``max_uses``: with as many, whole batches are repeated
-        back to back.
+        step. Give twice as many ``max_uses``.
 
     Example:
       >>> AdaptiveSpec(max_uses=2, buffer=8, batch_size=4, replay=[True, False]).replay
