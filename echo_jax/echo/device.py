@@ -60,10 +60,10 @@ __all__ = [
 
 
 class _Calls:
-    """Calls compiled functions, if wanted without waiting for the steps under way."""
+    """Sends compiled functions to a device, on a CPU from a thread of its own."""
 
     # XLA runs what one thread sends to a CPU one after another: a batch would come
-    # after these steps, and the next step after the batch. So another thread sends it.
+    # after the steps under way, and the next step after the batch.
     _ASK_AGAIN = 1024  # calls after which it looks again whether steps are under way
 
     def __init__(self):
@@ -476,8 +476,8 @@ def echo_batches(
         fresh index, repeat). A last, smaller batch is not padded, so the program is
         compiled once more for it.
       buffer_bytes: Sizes the buffer by memory over all devices; 0 uses ``spec.buffer``.
-      prefetch: Host batches that a thread reads and sends ahead; 0 for none. None is 2.
-        For several devices, another thread reads at most two more.
+      prefetch: Host batches that a thread sends ahead, while it reads the next; 0 for
+        none. None is 2. For several devices, another thread reads at most three more.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `UseInfo`.
       timeout_s: In several processes, how long one waits for a fresh batch of another,

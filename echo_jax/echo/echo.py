@@ -153,7 +153,8 @@ def echo(
         have equal shapes and dtypes.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of output and `UseInfo`.
-      prefetch: Batches of fresh items that a thread reads ahead; 0 reads on demand.
+      prefetch: Batches of fresh items that a thread keeps ready, while it reads the
+        next; 0 reads on demand.
         None means 2 for an adaptive echo, which repeats items while fresh ones are not
         ready, and 0 for the other specs.
 
@@ -217,7 +218,7 @@ def echo_batches(
         apart.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `UseInfo`.
-      prefetch: How many batches a thread reads ahead; see `echo`.
+      prefetch: How many batches a thread keeps ready; see `echo`.
 
     Returns:
       The iterator of batches, whose leaves are NumPy arrays; see `echo`. It has a

@@ -450,7 +450,8 @@ class Reader:
         # Before that it would compete with the caller for the interpreter.
         if (thread := self._thread) is not None:
             first = self._waiting[0][1] if self._waiting else self.row
-            thread.read_to(max(first + self._depth, self.row + self._wanted))
+            # It keeps ``depth`` rows, and the next element is in its hands.
+            thread.read_to(max(first + self._depth + 1, self.row + self._wanted))
 
     def _keep_start(self) -> None:
         """Keeps the state at the start of a pass, if it has begun."""

@@ -126,7 +126,7 @@ MODES = {
 
 def ahead_of(spec):
     """How many items an echo of a spec reads ahead unless it is told otherwise."""
-    return 2 * spec.batch_size if isinstance(spec, ej.AdaptiveSpec) else 0
+    return 3 * spec.batch_size if isinstance(spec, ej.AdaptiveSpec) else 0
 
 
 def _factors():

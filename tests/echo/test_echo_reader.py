@@ -258,9 +258,9 @@ def test_a_close_tells_who_waits_and_lets_a_read_end(way):
     assert upstream.calls == 5
 
 
-@pytest.mark.parametrize(("devices", "calls"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize(("devices", "calls"), [(1, 3), (2, 6)])
 def test_the_next_batches_are_read_while_one_is_sent(devices, calls):
-    """One is used and one is sent; if that takes long, two wait to be sent."""
+    """One is used, one is ready and one in hand; a second thread has three more."""
     spec = ej.EchoSpec("3/2", 32, "spread", 8)
     options = {"prefetch": 1, "mesh": mesh_of(devices)}
     saved = None
