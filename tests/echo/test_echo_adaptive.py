@@ -288,6 +288,16 @@ def test_what_cannot_work_is_refused(changes, message):
         make(args | {"host_batch": 8} | changes)
 
 
+def test_a_restored_plan_waits_for_its_first_fresh_items_as_a_start_does():
+    """No data can be ready yet, and a repeat would be decided at once."""
+    driver = driver_of(SMALL)
+    assert driver.take(ready=True) and driver.plan.need(2) == Need(may=2)
+    other, _ = driver.restored(make(SMALL), driver.state(), 1)
+    assert other.plan.need(2) == Need(must=2)
+    other.take()
+    assert other.plan.need(2) == Need(may=2)
+
+
 def test_a_log_of_another_run_is_refused():
     plan = make(SMALL, [False])
     assert plan.need(2).must == 2  # An upstream that had ended would give nothing.

@@ -270,3 +270,10 @@ def test_a_damaged_epoch_is_refused():
             echo.set_state(
                 {**state, "epoch": bad if bad == 3 else state["epoch"] | bad}
             )
+
+
+def test_each_epoch_has_an_order_of_its_own():
+    echo = ej.echo_batches(Restarted(), SPECS["shuffled"], tags=True)
+    first, second = ([*np.concatenate([t[0] for _, t in echo])] for _ in range(2))
+    assert sorted(first) == sorted(k - 40 for k in second)
+    assert first != [k - 40 for k in second]
