@@ -70,7 +70,8 @@ def same_everywhere(*meshes):
         sharding = sharding_of(*MESHES[mesh])
         rows = own_rows(sharding)
         for name in SPECS if mesh == "data" else ["spread", "shuffle_buffer"]:
-            with echo(Rows(rows), SPECS[name], sharding) as batches:
+            upstream = Rows(rows, "slow" if name == "adaptive" else "")
+            with echo(upstream, SPECS[name], sharding) as batches:
                 found = list(batches)
                 assert all(each["x"].sharding == sharding for each in found)
                 np.savez(f"{folder}/{process} {mesh} {name}.npz", *whole(found))
@@ -140,7 +141,7 @@ multihost_utils.sync_global_devices("end")
 
 
 class Rows:
-    """Host batches of some rows; it ends, fails or hangs at one of them."""
+    """Host batches of some rows; it is slow, or ends, fails or hangs at one of them."""
 
     def __init__(self, rows, how="", at=BATCHES):
         self.rows, self.how, self.at, self.done = rows, how, at, 0
@@ -155,6 +156,8 @@ class Rows:
             if self.how == "hang":
                 time.sleep(9)
             raise StopIteration
+        if self.how == "slow":
+            time.sleep(0.05)  # So that an adaptive echo repeats.
         self.done += 1
         first = (self.done - 1) * ROWS
         return {"x": np.array([[first + row] for row in self.rows], np.float32)}
