@@ -143,7 +143,9 @@ class DecisionLog(Sequence[bool]):
         try:
             log = cls(ends=[(at, rows) for at, rows in ends])
             found = [0, *(at for at, _ in log.ends), decisions]
-            if {*map(type, sum(log.ends, ()))} - {int} or found != sorted(found):
+            are_integers = all(type(x) is int for end in log.ends for x in end)
+            are_rows = are_integers and all(rows >= 0 for _, rows in log.ends)
+            if not are_rows or found != sorted(found):
                 raise ValueError
         except (TypeError, ValueError) as error:
             raise ValueError(

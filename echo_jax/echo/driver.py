@@ -367,7 +367,7 @@ def _epoch_of(record: Any) -> tuple[Epoch, bool, int, dict[int, Any]]:
     except (TypeError, ValueError) as error:
         raise _damaged_epoch(record) from error
     are_integers = {*map(type, [*epoch, read_in, ended, *later])} == {int}
-    if not are_integers or not 0 <= read_in <= epoch.number:
+    if not are_integers or min(epoch) < 0 or not 0 <= read_in <= epoch.number:
         raise _damaged_epoch(record)
     return epoch, bool(ended), read_in, later
 

@@ -85,6 +85,7 @@ def test_a_long_log_that_is_regular_is_small():
         (record(b"\x80", 1, ends=[[2, 0]]), "ascending to at most 1"),
         (record(b"\x80", 1, ends=[[1, 0], [0, 0]]), "must be pairs"),
         (record(b"\x80", 1, ends=[[True, 0]]), "must be pairs"),
+        (record(b"\x80", 1, ends=[[1, -1]]), "must be pairs"),
         (record(b"\x80", 1, ends=[3]), "must be pairs"),
     ],
 )

@@ -265,7 +265,14 @@ def test_a_damaged_epoch_is_refused():
     echo = ej.echo_batches(Restarted(), FIXED)
     next(echo)
     state = echo.get_state()
-    for bad in (3, {"number": -1}, {"more": 1}, {"number": 1.0}, {"upstream": 1}):
+    for bad in (
+        3,
+        {"number": -1},
+        {"uses": -1},
+        {"more": 1},
+        {"number": 1.0},
+        {"upstream": 1},
+    ):
         with pytest.raises(ValueError, match="damaged"):
             echo.set_state(
                 {**state, "epoch": bad if bad == 3 else state["epoch"] | bad}
