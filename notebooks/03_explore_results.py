@@ -335,7 +335,7 @@ display(Markdown((OUT / "study/table.md").read_text()))
 import echo_jax as ej
 
 tape = OUT / "study/adaptive/tape.json"
-print(ej.DecisionLog.load(tape))
+print(ej.DecisionLog.from_text(tape.read_text()))
 
 again = config.base.copy_and_resolve_references()
 again.echo.update({**ADAPTIVE, "replay": str(tape)})

@@ -129,14 +129,15 @@ def _decisions(folder: Path) -> Path:
     rng = random.Random(0)
     folder = folder / "run"
     folder.mkdir()
-    DecisionLog(rng.random() < 0.4 for _ in range(2000)).save(folder / "tape.json")
+    log = DecisionLog(rng.random() < 0.4 for _ in range(2000))
+    (folder / "tape.json").write_text(log.to_text())
     return folder
 
 
 def _read_decisions(folder: Path) -> Any:
     from echo_jax.echo.decision_log import DecisionLog
 
-    return list(DecisionLog.load(folder / "tape.json"))
+    return list(DecisionLog.from_text((folder / "tape.json").read_bytes()))
 
 
 def _prepared(folder: Path) -> Path:

@@ -115,7 +115,7 @@ def _trials(path: str) -> None:
 def _log(path: str) -> None:
     from echo_jax.echo.decision_log import DecisionLog
 
-    DecisionLog.load(path)
+    DecisionLog.from_text(Path(path).read_bytes())
 
 
 def _flags(path: str) -> None:

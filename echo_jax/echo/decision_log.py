@@ -7,12 +7,8 @@ echo's state and, as ``tape.json``, of a run folder.
 
 import base64
 import json
-import os
-import secrets
-import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,6 @@ _VERSION = 2
 _KEYS = {"version", "decisions", "bits", "ends"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
-# A log that cannot be compressed takes a sixth of its decisions as text.
-_MAX_FILE_BYTES = _MAX_DECISIONS // 5
 
 
 class DecisionLog(Sequence[bool]):
@@ -180,36 +174,6 @@ class DecisionLog(Sequence[bool]):
             return cls.from_json(record)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"this is not a decision log: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_text` to a file, completely or not at all; replaces another."""
-        path = Path(path)
-        # An unpredictable name, and a new file: a link of that name is not followed.
-        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        try:
-            with new.open("x", encoding="ascii") as file:
-                file.write(self.to_text())
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
-        """Returns the log in a file of any source; ValueError if it has none."""
-        path = Path(path)
-        found = path.stat()
-        # To open a named pipe could block for ever.
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_BYTES:
-            raise ValueError(
-                f"{path} is not a decision log: it is no regular file, or larger than "
-                f"{_MAX_FILE_BYTES} bytes"
-            )
-        try:
-            return cls.from_text(path.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:

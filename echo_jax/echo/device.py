@@ -13,11 +13,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
 """
 
-import itertools
-import queue
 import re
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache, partial
@@ -38,13 +34,14 @@ from echo_jax.echo.plans.base import Plan, Uses
 from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
 from echo_jax.echo.processes import AgreedIterator, Placement
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.stores.batches import check_lists
 from echo_jax.echo.stores.device import Augment, EchoBuffer, jitted_write, split_over
-from echo_jax.echo.stores.leaves import ReuseGuard
 from echo_jax.echo.upstream import (
     Element,
     PeekedIterator,
     ReadAhead,
     Reader,
+    batch_size_of,
     iterator_of,
     length_of,
 )
@@ -59,56 +56,6 @@ __all__ = [
 ]
 
 
-class _Calls:
-    """Sends compiled functions to a device, on a CPU from a thread of its own."""
-
-    # XLA runs what one thread sends to a CPU one after another: a batch would come
-    # after the steps under way, and the next step after the batch.
-    _ASK_AGAIN = 1024  # calls after which it looks again whether steps are under way
-
-    def __init__(self):
-        self.passes_steps = self.after_steps = False
-        # Here; another thread does not see ``with jax.enable_x64(True)``.
-        self.is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
-        self._number, calls = itertools.count(), queue.SimpleQueue()
-        self._thread = threading.Thread(target=_answer, args=[calls], daemon=True)
-        # A queue in C: a signal could leave the locks of a thread pool held for ever.
-        self._calls, self.close = calls, weakref.finalize(self, calls.put, None)
-
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self.after_steps and next(self._number) % self._ASK_AGAIN:
-            if self._thread.ident is None:
-                self._thread.start()
-            answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._calls.put((function, arguments, self.is_x64, answers))
-            made, error = answers.get()
-            if error is not None:
-                raise error
-            return made
-        made = _sent(function, arguments)
-        if self.passes_steps:
-            # A small program whose arguments are ready runs within its call.
-            self.after_steps = not all(x.is_ready() for x in jax.tree.leaves(made))
-            jax.block_until_ready(made)  # Until then it may read the loader's memory.
-        return made
-
-
-def _sent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    # It transfers the integers: a device_put of them would take longer.
-    with jax.transfer_guard_host_to_device("allow"):
-        return function(*arguments)
-
-
-def _answer(calls: "queue.SimpleQueue[Any]") -> None:
-    for function, arguments, is_x64, answers in iter(calls.get, None):
-        try:
-            with jax.enable_x64(is_x64):
-                answers.put((jax.block_until_ready(_sent(function, arguments)), None))
-        except BaseException as error:
-            answers.put((None, error))
-        del function, arguments, answers  # They hold arrays.
-
-
 class _Slots:
     """The slots of a buffer on the devices, as a store; sends host batches there."""
 
@@ -119,32 +66,27 @@ class _Slots:
         self.buffer, self._lanes = buffer, lanes
         self.arrays, self._scatter = buffer.init(), jitted_write(buffer)
         self.rewritten_rows = buffer.rows // buffer.num_lanes
-        self._guard = ReuseGuard()
-        self.call = _Calls()
+        # Here; the thread that reads does not see ``with jax.enable_x64(True)``.
+        self._is_x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns a batch on the devices, with its rows in each lane."""
         (batch,) = values
-        leaves = jax.tree.leaves(batch)
-        mark = self._guard.mark(leaves)
-        if mark is None:
-            leaves = []  # The host's arrays are kept only to be checked.
-        with jax.enable_x64(self.call.is_x64):
-            sent = self.buffer.put(batch)
-        return (sent, leaves, mark), self.rewritten_rows
+        with jax.enable_x64(self._is_x64):
+            return self.buffer.put(batch), self.rewritten_rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         slots, rows = slots[self._lanes], self.rewritten_rows
-        for number, ((batch, leaves, mark), _, _) in enumerate(taken):
-            self._guard.check(leaves, mark)
+        for number, (batch, _, _) in enumerate(taken):
             into = slots[:, number * rows : (number + 1) * rows]
             short = self.buffer.shortened(into)
-            self.arrays = self.call(self._scatter, self.arrays, batch, short)
+            # It transfers the integers: a device_put of them would take longer.
+            with jax.transfer_guard_host_to_device("allow"):
+                self.arrays = self._scatter(self.arrays, batch, short)
 
     def clear(self) -> None:
-        # A failed write has donated them, or one whose caller was interrupted will.
-        arrays = jax.tree.leaves(self.arrays)
-        if self.call.after_steps or any(array.is_deleted() for array in arrays):
+        # A failed write has donated them.
+        if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
             self.arrays = self.buffer.init()
 
 
@@ -190,7 +132,6 @@ class DeviceFeed(Driver):
         self._seed = seed
         self._lanes = slice(None) if lanes is None else list(lanes)
         self._slots = slots = _Slots(self.buffer, self._lanes)
-        self.call = slots.call
         # Sending a batch to several devices takes long, and must not delay the reading
         # of the next.
         is_slow = prefetch and buffer.sharding.num_devices > 1
@@ -273,7 +214,6 @@ class DeviceFeed(Driver):
         if self._upstream is not None:
             self._upstream.close()
         super().close()
-        self._slots.call.close()
 
 
 def plan_of_size(
@@ -364,7 +304,8 @@ class DeviceEchoIterator(EchoIterator):
         feed = self._feed
         uses, (index, repeat) = feed.inputs(at, stop)
         # A smaller batch has its own program: an augmentation sees only real rows.
-        batch = feed.call(self._draw, feed.arrays, uses)
+        with jax.transfer_guard_host_to_device("allow"):
+            batch = self._draw(feed.arrays, uses)
         return self._place.joined(batch), UseInfo(index[0], repeat[0])
 
     def _start(self, turn: Turn) -> Driver:
@@ -394,14 +335,14 @@ class DeviceEchoIterator(EchoIterator):
             turn=turn,
             agree=agreed.follow_first if agreed else lambda ask: ask(),
         )
-        # An augmentation may depend on what jax keeps for each thread, such as a mesh.
-        self._feed.call.passes_steps = layout.is_on_cpu and self._augment is None
         self._spec, self._draw = spec, _jitted_draw(self._feed.buffer, self._augment)
         return self._feed
 
     def _lay_out(self, batch: Any) -> tuple[str, int]:
         """Lays out the buffer; returns what is alike in all processes, and its room."""
         place = self._place
+        if self._layout is None:
+            check_lists(batch, self._loader_rows)
         layout = self._layout = self._layout or EchoBuffer.of(
             batch, num_lanes=len(place.lanes), sharding=place.own
         )
@@ -491,8 +432,8 @@ def echo_batches(
       TypeError: The spec or an option has another type.
       ValueError: The sharding splits another axis than that of the examples, or the
         lanes are not a multiple of its parts. With the first batch, if the buffer does
-        not fit, or is too small for ``spread`` without twins (two uses of an item in
-        one batch), or if other processes make another echo.
+        not fit, or is too small for ``spread`` to have no item twice in a batch, or if
+        other processes make another echo.
 
     Example:
       >>> import numpy as np
@@ -515,6 +456,7 @@ def echo_batches(
         drop_remainder=drop_remainder,
         tags=tags,
         length=length_of(loader),
+        loader_rows=batch_size_of(loader),
     )
 
 

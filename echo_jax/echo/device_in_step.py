@@ -13,6 +13,7 @@ from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import Uses, make_plan, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, completed
+from echo_jax.echo.stores.batches import check_lists
 from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
 
 
@@ -74,6 +75,7 @@ class StepEcho:
                 "AdaptiveSpec(replay=batches.log), of an earlier echo, or an EchoSpec."
             )
         spec = completed(spec)
+        check_lists(batch, 0)
         buffer = EchoBuffer.of(batch, num_lanes=num_lanes, mesh=default_mesh(1))
         plan = make_plan(spec, lanes=Lanes(buffer.rows, buffer.num_lanes))
         return cls(replace(buffer, num_slots=plan.num_slots), plan.batch, spec)

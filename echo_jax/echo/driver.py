@@ -180,6 +180,7 @@ class Driver:
           Their start and stop in `uses`.
         """
         reader, turn = self._reader, self.turn
+        reader.check_process()
         while True:
             if self._at + count > self._size and not self._decide(count):
                 return None

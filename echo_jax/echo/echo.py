@@ -15,7 +15,13 @@ from echo_jax.echo.spec import AnySpec, EchoSpec, check_spec, completed, left_ou
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
-from echo_jax.echo.upstream import PeekedIterator, Reader, iterator_of, length_of
+from echo_jax.echo.upstream import (
+    PeekedIterator,
+    Reader,
+    batch_size_of,
+    iterator_of,
+    length_of,
+)
 
 
 class HostEchoIterator(EchoIterator):
@@ -40,7 +46,7 @@ class HostEchoIterator(EchoIterator):
         self._open()
 
     def _start(self, turn: Turn) -> Driver:
-        if self._spec is None:
+        if chooses := self._spec is None:
             assert isinstance(self._iterator, PeekedIterator)
             self._spec = _chosen(self._given, self._iterator)
         spec, batch, stacked = self._spec, self._batch, self._stacked
@@ -59,7 +65,12 @@ class HostEchoIterator(EchoIterator):
             # the start of an output.
             next_anchor = partial(_next_multiple, 1 if stacked else spec.batch_size)
         if batch:
-            self._store: Any = RingStore(plan.num_slots, stacked=stacked)
+            self._store: Any = RingStore(
+                plan.num_slots,
+                stacked=stacked,
+                loader_rows=self._loader_rows,
+                chose_size=chooses and not getattr(self._given, "batch_size", None),
+            )
         else:
             self._store = ItemStore(plan.num_slots, copies=not is_identity)
         self._reader = Reader(
@@ -166,7 +177,7 @@ def echo(
     Raises:
       TypeError: The spec or an option has another type.
       ValueError: The spec is impossible, such as a buffer that is too small for
-        ``spread`` without twins (two uses of an item in one batch).
+        ``spread`` to have no item twice in a batch.
 
     Warns:
       UserWarning: With ``batch=True``, if an item looks like a batch: all of its leaves
@@ -226,8 +237,8 @@ def echo_batches(
 
     Raises:
       TypeError: The spec or an option has another type.
-      ValueError: The spec is impossible. With the first batch, if its leaves have no
-        first axis in common.
+      ValueError: The spec is impossible. With the first batch, if its leaves have
+        different numbers of rows, or if a list in it may be one of examples.
 
     Example:
       >>> import numpy as np
@@ -245,4 +256,5 @@ def echo_batches(
         tags=tags,
         prefetch=prefetch,
         length=length_of(loader),
+        loader_rows=batch_size_of(loader),
     )

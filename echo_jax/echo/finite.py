@@ -54,13 +54,13 @@ def _counted(leaf: Any) -> tuple[int, int]:
     """Returns how many values of a leaf are NaN or infinite, and of how many."""
     if not isinstance(leaf, float | complex) and not hasattr(leaf, "__array__"):
         return 0, 0
-    array = np.asarray(leaf)
-    # NumPy's own floats, and dtypes like bfloat16, which are void for it.
-    if array.dtype.kind not in "fcV":
-        return 0, 0
     try:
+        array = np.asarray(leaf)
+        # NumPy's own floats, and dtypes like bfloat16, which are void for it.
+        if array.dtype.kind not in "fcV":
+            return 0, 0
         return array.size - int(np.count_nonzero(np.isfinite(array))), array.size
-    except TypeError:
+    except TypeError:  # Such as random keys of jax.
         return 0, 0
 
 

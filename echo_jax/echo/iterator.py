@@ -30,13 +30,14 @@ class EchoIterator(Iterator[Any]):
         drop_remainder: bool = False,
         tags: bool = False,
         length: int | None = None,
+        loader_rows: int = 0,
     ):
         # A spec that leaves something out is completed by the first batch.
         self._chooses = spec is None or bool(left_out(spec))
         self._iterator, self._given = iterator, spec
         self._spec = None if self._chooses else spec
         self._batch, self._drop_remainder = batch, drop_remainder
-        self._with_tags, self._length = tags, length
+        self._with_tags, self._length, self._loader_rows = tags, length, loader_rows
         self._turn, self._driver, self._clock = Turn(), None, Clock()
         self.tags: UseInfo | None = None
 
@@ -211,6 +212,12 @@ class EchoIterator(Iterator[Any]):
                     "stream; restore it over the same data"
                 ) from error
         self.tags = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an echo is not copied or pickled, because it reads its loader as it goes. "
+            "Make another one, and give it set_state(echo.get_state())."
+        )
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; the upstream stays open."""

@@ -93,6 +93,8 @@ class Placement:
 class AgreedIterator(PeekedIterator):
     """Passes a value on once all processes have one, so all end or fail together."""
 
+    copies = True
+
     def __init__(
         self, iterator: Iterator[Any], sharding: NamedSharding, timeout_s: float
     ):

@@ -58,6 +58,15 @@ def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
     return [leaf for name, part in parts for leaf in flatten(part, path + name)]
 
 
+def lists_in(tree: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yields every list of a tree with its path, before the lists in it."""
+    if type(tree) is list:
+        yield path, tree
+    if (container := _opened(tree)) is not None:
+        for name, part in zip(container.names(), container.children, strict=True):
+            yield from lists_in(part, path + name)
+
+
 class Structure:
     """How a tree is built, without its leaves, like jax's ``PyTreeDef``."""
 

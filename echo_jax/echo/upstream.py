@@ -8,6 +8,7 @@ refuses to go on. The read rows wait in a `Reader` until an echo takes them.
 import contextlib
 import copy
 import math
+import os
 import queue
 import sys
 import threading
@@ -18,6 +19,8 @@ from itertools import chain, islice, repeat, starmap
 from time import perf_counter
 from typing import Any, Protocol
 
+from echo_jax.echo.stores.leaves import copied
+
 # The result of `prepare` for one or more values, and the first and the end of its rows.
 # It is a plain tuple because one is made for every item.
 Element = tuple[Any, int, int]
@@ -26,8 +29,7 @@ Element = tuple[Any, int, int]
 class Intake(Protocol):
     """Prepares values when they are read; ``in_bulk`` allows several at once."""
 
-    @property
-    def in_bulk(self) -> bool: ...
+    in_bulk: bool
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Returns some values prepared, and their rows; called where they are read."""
@@ -36,6 +38,10 @@ class Intake(Protocol):
 
 
 INTERRUPTED = InterruptedError("it was interrupted in the middle")
+
+
+class _NoState(TypeError):
+    """An upstream refuses to give its state."""
 
 
 class Source:
@@ -59,10 +65,14 @@ class Source:
         self.lost: BaseException | None = None
         # Calls ``next`` in code that no signal can interrupt.
         self._values = starmap(self.iterator.__next__, repeat(()))
+        if not any(getattr(part, "copies", False) for part in (iterator, intake)):
+            # The upstream may write into what it has given away.
+            self._values = map(copied, self._values)
         self._intake = intake
         self.next_anchor = next_anchor
         # The first row whose state may be needed later.
         self._unsaved: float = math.inf
+        self.refusal: BaseException | None = None  # by the upstream, to give its state
         self._failed: Exception | None = None  # by the upstream, in its last read
         self._untold: Exception | None = None
 
@@ -142,14 +152,20 @@ class Source:
         return [(value, first, end, state)]
 
     def state(self) -> Any:
-        """Returns a copy of the upstream's state."""
-        return copy.deepcopy(self.iterator.get_state())
+        """Returns a copy of the upstream's state; None if it refuses to give one."""
+        try:
+            return copy.deepcopy(self.iterator.get_state())
+        except Exception as error:
+            # It goes on without a state, and only those who ask for one are refused.
+            self.refusal = error.__cause__ if isinstance(error, _NoState) else error
+            self.next_anchor, self._unsaved = None, math.inf
+            return None
 
     def state_at(self, row: int) -> Any:
         """Returns the upstream's state before a row that a restore may go back to."""
-        assert self.next_anchor is not None
         state = self.state()
-        self._unsaved = self.next_anchor(row + 1)
+        if self.next_anchor is not None:
+            self._unsaved = self.next_anchor(row + 1)
         return state
 
     def restart(self) -> None:
@@ -180,7 +196,7 @@ class _LoaderIterator(Iterator[Any]):
     """Passes over a loader, with a state if the loader or its iterator has one."""
 
     def __init__(self, loader: Any):
-        self._loader: Any = loader
+        self.wrapped = self._loader = loader
         self._ended = False
         names = ("state_dict", "load_state_dict")
         self._keeps_state = all(callable(getattr(loader, name, None)) for name in names)
@@ -233,6 +249,12 @@ def length_of(iterable: Any) -> int | None:
     return None if length == sys.maxsize else length
 
 
+def batch_size_of(loader: Any) -> int:
+    """Returns the batch size that a loader such as torch's states; 0 if none."""
+    size = getattr(loader, "batch_size", 0)
+    return size if type(size) is int else 0
+
+
 def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
     """Returns an iterator that can start again, and go to a state, if possible."""
     if isinstance(iterable, Iterator) and not hasattr(iterable, "state_dict"):
@@ -244,6 +266,7 @@ class PeekedIterator(Iterator[Any]):
     """An iterator that can show its next element before it is taken."""
 
     def __init__(self, iterator: Iterator[Any]):
+        self.wrapped: Any = iterator
         self._iterator: Any = iterator
         self._source = Source(iterator)
         self._peeked: list[Any] = []
@@ -275,6 +298,8 @@ class PeekedIterator(Iterator[Any]):
         return self._peeked.pop() if self._peeked else next(self._iterator)
 
     def _get_state(self) -> Any:
+        if self._source.refusal is not None:
+            raise self._source.refusal
         return self._state if self._peeked else self._iterator.get_state()
 
     def _set_state(self, state: Any) -> None:
@@ -298,6 +323,7 @@ class _Thread(threading.Thread):
         self.found: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self.failure: BaseException | None = None
         self._source, self._limit, self._over = source, 0, False
+        self.process = os.getpid()
         self._changed = threading.Lock()
 
     def run(self) -> None:
@@ -366,6 +392,15 @@ class Reader:
         self.epoch = 0
         self._thread: _Thread | None = None
         self._closed = False
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a forked process, which does not have the thread."""
+        if self._thread is not None and self._thread.process != os.getpid():
+            raise RuntimeError(
+                "this echo reads ahead in a thread, which a forked process does not "
+                "have. Make the echo in the child process, or start the process with "
+                'multiprocessing.get_context("spawn").'
+            )
 
     @property
     def can_restart(self) -> bool:
@@ -469,12 +504,18 @@ class Reader:
 
     def check_resumable(self) -> None:
         """Raises TypeError if the upstream cannot go back to a state."""
+        refusal, name = self._source.refusal, name_of(self._source.iterator)
+        if refusal is not None:
+            raise _NoState(
+                f"the upstream of this echo, a {name}, does not give its state, so the "
+                f"echo's state cannot be saved: {type(refusal).__name__}: {refusal}"
+            ) from refusal
         if not self._resumable:
             raise TypeError(
-                f"the upstream of this echo, a {type(self._source.iterator).__name__}, "
-                "has no get_state and set_state, so the echo's state cannot be saved; "
-                "give an iterator that has both, such as a Grain iterator, or a loader "
-                "with state_dict and load_state_dict, such as a StatefulDataLoader"
+                f"the upstream of this echo, a {name}, has no get_state and set_state, "
+                "so the echo's state cannot be saved; give an iterator that has both, "
+                "such as a Grain iterator, or a loader with state_dict and "
+                "load_state_dict, such as a StatefulDataLoader"
             )
 
     def state_before(self, row: int) -> tuple[Any, int, int, list[tuple[int, Any]]]:
@@ -487,7 +528,9 @@ class Reader:
         if self._thread is None and not self._waiting:
             self._begin()
             if row == source.row and source.lost is None:
-                return source.state(), row, self.epoch, []
+                state = source.state()
+                self.check_resumable()
+                return state, row, self.epoch, []
         self._keep_start()
         at = sum(first <= row for first, _, _ in saved) - 1
         if at < 0:
@@ -572,11 +615,20 @@ class Reader:
             self._thread = None
 
 
+def name_of(iterator: Any) -> str:
+    """Returns the name of a class of the user, not of one that we put around it."""
+    while isinstance(iterator, _LoaderIterator | PeekedIterator | ReadAhead):
+        iterator = iterator.wrapped
+    return type(iterator).__name__
+
+
 class ReadAhead(Iterator[Any]):
     """Passes on the values of an iterator, and reads the next value meanwhile."""
 
     # So sending one value to a device does not delay the reading of the next. It has
     # ``get_state`` and ``set_state`` if the iterator has both.
+
+    copies = True
 
     def __init__(
         self, iterator: Iterator[Any], depth: int = 2, timeout_s: float | None = None
@@ -585,7 +637,7 @@ class ReadAhead(Iterator[Any]):
         self._reader = Reader(
             iterator, next_anchor=lambda row: row, depth=depth, timeout_s=timeout_s
         )
-        self.leave = self._reader.leave
+        self.wrapped, self.leave = iterator, self._reader.leave
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state

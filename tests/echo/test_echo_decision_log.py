@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import os
 import tracemalloc
 import zlib
 
@@ -111,47 +110,6 @@ def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     finally:
         tracemalloc.stop()
     assert peak < 3 * MOST // 8
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_an_interrupted_save_leaves_a_whole_file_alone(call, tmp_path, monkeypatch):
-    path, real = tmp_path / "run.tape", os.replace
-    DecisionLog([True]).save(path)
-
-    def interrupted(*args):
-        if call == "replace":
-            real(*args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, call, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        DecisionLog([False]).save(path)
-    assert DecisionLog.load(path) == DecisionLog([call == "fsync"])
-    assert os.listdir(tmp_path) == ["run.tape"]
-
-
-def test_a_log_is_written_through_no_link(tmp_path):
-    victim, path = tmp_path / "victim", tmp_path / "tape.json"
-    victim.write_text("mine")
-    path.symlink_to(victim)
-    DecisionLog([True, False]).save(path)
-    assert DecisionLog.load(path) == DecisionLog([True, False])
-    assert victim.read_text() == "mine"
-    assert sorted(os.listdir(tmp_path)) == ["tape.json", "victim"]
-
-
-def test_a_file_that_is_no_log_is_refused_by_its_name(tmp_path):
-    path = tmp_path / "bad.tape"
-    path.write_bytes(b"[")
-    with pytest.raises(ValueError, match=r"bad\.tape: this is not a decision log"):
-        DecisionLog.load(path)
-    with path.open("wb") as file:
-        file.truncate(MOST // 4)
-    # Nobody waits for a log in a named pipe.
-    os.mkfifo(tmp_path / "tape.json")
-    for name in ("bad.tape", "tape.json"):
-        with pytest.raises(ValueError, match=f"{name} is not a decision log: it is"):
-            DecisionLog.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("text", ["", b"\xff\x00", "[" * 100_000, "9" * 9999])

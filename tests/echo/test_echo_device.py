@@ -203,26 +203,6 @@ def test_a_write_waits_for_updates_that_still_read():
         np.testing.assert_array_equal(index, expected)
 
 
-def test_a_batch_on_a_cpu_does_not_wait_for_a_step_under_way():
-    weights = jax.device_put(np.full((256, 256), 1 / 256, np.float32))
-    step = jax.jit(lambda w: jax.lax.fori_loop(0, 500, lambda _, x: jnp.tanh(x @ x), w))
-    memory = np.zeros(648, np.int64)
-    # An array that begins at 64 bytes is what a CPU device would use without a copy.
-    rows = memory[-memory.ctypes.data % 64 // 8 :][:640].reshape(40, 16)
-    rows[:] = np.arange(640).reshape(40, 16)
-    with jax.enable_x64(True):
-        spec, mesh = ej.EchoSpec(1, batch_size=16), mesh_of(1)
-        batches = ej.device.echo_batches(iter(rows), spec, mesh=mesh)
-        for number in range(5):
-            under_way, batch = step(weights), next(batches)
-            rows[: number + 1] = -1  # Its loader uses the memory again.
-            assert batch.tolist() == [*range(16 * number, 16 * number + 16)]
-            assert batch.dtype == np.int64
-            # The second, after all is compiled, still waits, and so finds steps.
-            assert number < 2 or not under_way.is_ready()
-            jax.block_until_ready(under_way)
-
-
 @pytest.mark.parametrize("order", ["window_shuffle", "spread"])
 def test_how_many_batches_are_asked_for_changes_nothing(order):
     """Nor where the feed is saved: what is decided ahead is no part of the state."""

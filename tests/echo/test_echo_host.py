@@ -183,10 +183,3 @@ def test_the_state_of_another_thing_is_refused():
         echo.set_state(state | {"plan": {"round": 1}})
     echo.set_state(state)
     assert list(echo) == [1, 1]
-
-
-@pytest.mark.parametrize("stack", [{"x": np.zeros(2), "y": np.zeros(3)}, 3, {}])
-def test_a_batch_without_a_common_first_axis_is_refused(stack):
-    echo = ej.echo_batches([stack], ej.EchoSpec(2))
-    with pytest.raises(ValueError, match="first axis in common"):
-        next(echo)

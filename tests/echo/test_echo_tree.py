@@ -198,12 +198,15 @@ def test_paths_name_keys_places_and_attributes():
     assert flatten(decorated) == [("", decorated)]
 
 
+ONE = np.array(1)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ({"a": [1]}, {"a": (1,)}),
+        ({"a": [ONE]}, {"a": (ONE,)}),
         ({"a": 1}, {"b": 1}),
-        ([1, 2], [1, 2, 3]),
+        ([ONE, ONE], [ONE, ONE, ONE]),
         (Frame(1, 2, "cat"), Frame(1, 2, "dog")),
         (defaultdict(int, a=1), defaultdict(list, a=1)),
         ({"a": 1}, {"a": {"b": 1}}),

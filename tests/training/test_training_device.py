@@ -81,7 +81,7 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
     first, again = tmp_path / "first", tmp_path / "again"
     for updates in (5, 12):
         summary = run(first, **options, updates=updates)
-    tape = ej.DecisionLog.load(first / "tape.json")
+    tape = ej.DecisionLog.from_text((first / "tape.json").read_text())
     assert len(tape) == 12
     assert (summary["fresh"], summary["repeats"]) == (8 * sum(tape), 96 - 8 * sum(tape))
     # A replay too may be stopped.
@@ -89,7 +89,7 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
     for updates in (7, 12):
         replayed = run(again, **options, updates=updates, echo__replay=replay)
     assert replayed["params_sha256"] == summary["params_sha256"]
-    assert ej.DecisionLog.load(again / "tape.json") == tape
+    assert ej.DecisionLog.from_text((again / "tape.json").read_text()) == tape
 
 
 def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_path):
@@ -121,7 +121,7 @@ def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_
     names = itertools.chain(*rows_of(tmp_path, "train"))
     seen = {name for name in names if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
-    tape = ej.DecisionLog.load(tmp_path / "tape.json")
+    tape = ej.DecisionLog.from_text((tmp_path / "tape.json").read_text())
     assert sum(tape[:16]) == 6
     later.join()
 

@@ -81,6 +81,9 @@ class EchoDatasetIterator(HostEchoIterator, grain.DatasetIterator):
         grain.DatasetIterator.__init__(self, parent)
         HostEchoIterator.__init__(self, parent, spec, **options)
 
+    # Grain closes an iterator when Python ends, after the names of this module.
+    _close_parent = grain.DatasetIterator.close
+
     def start_prefetch(self) -> None:
         """Starts to read ahead: a thread of the echo if it has one, else the parent."""
         if prefetched(self._spec, self._prefetch):
@@ -91,8 +94,8 @@ class EchoDatasetIterator(HostEchoIterator, grain.DatasetIterator):
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; also closes the parent."""
-        HostEchoIterator.close(self)
-        grain.DatasetIterator.close(self)
+        super().close()
+        self._close_parent()
 
 
 def echo(

@@ -248,7 +248,19 @@ def probe(
         computed_s, wall_s = (cpu_now() - began_s) / len(calls), statistics.mean(calls)
         # The two clocks differ a little.
         stage_times.append(StageTime(name, wall_s, min(computed_s, wall_s)))
-    steps = BoundedSteps(step if state is None else advance, wait or wait_for)
+
+    def update(batch: Any) -> Any:
+        try:
+            return step(batch) if state is None else advance(batch)
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            raise ValueError(
+                "the step writes into its batch, which an echo uses several times. "
+                "Have it write into a copy, such as np.array(batch)."
+            ) from error
+
+    steps = BoundedSteps(update, wait or wait_for)
     most = max(2, max_uses)
     # Near the balance of loader and step, updates take longer than the model says.
     factors = sorted({1, 2, 1 + most // 2, most})

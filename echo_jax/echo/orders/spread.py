@@ -99,10 +99,13 @@ class Spread(Order):
         )
         if workable > self.buffer:
             factor = self.schedule.constant or f"up to {self._max_uses}"
+            why = f"a batch of {self.batch_size} would hold an item twice"
+            if self.batch_size == 1:
+                why = "uses of an item would be back to back"
             raise ValueError(
-                f"buffer={self.buffer} is too small for order='spread' without twins "
-                f"in a batch of {self.batch_size} at factor {factor}; use "
-                f"buffer={workable} or more, or a smaller batch_size"
+                f"buffer={self.buffer} is too small for order='spread' at factor "
+                f"{factor}: {why}. Use buffer={workable} or more, or a smaller factor "
+                "or batch_size."
             )
 
     def _grow(self, buffer: int, needed: int) -> bool:
@@ -244,7 +247,7 @@ class Spread(Order):
         return math.ceil(self._max_uses * each * self.buffer)
 
     def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
-        """No twins, repeats from the second batch on, an even feed, and even lags."""
+        """No duplicates in a batch, late repeats, an even feed, and even lags."""
         size, factor = self.batch_size, self.schedule.constant
         first_uses = [p for p, (_, repeat) in enumerate(uses) if repeat == 0]
         # After the last fresh item, missing items leave gaps.

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.default_spec import free_on
+from echo_jax.echo.stores.batches import common_rows
 from echo_jax.echo.stores.leaves import as_array
 
 _TILE_WIDTH = 128
@@ -112,23 +113,15 @@ def layout_of(batch: Any) -> tuple[Any, Any, int, tuple[jax.ShapeDtypeStruct, ..
         leaf if isinstance(leaf, jax.Array) else as_array(path, leaf)
         for path, leaf in named
     ]
-    items = tuple(_item_of(path, x) for (path, _), x in zip(named, leaves, strict=True))
-    rows = {leaf.shape[0] for leaf in leaves}
-    if len(rows) != 1 or rows == {0}:
-        raise ValueError(
-            "a device echo needs batches whose leaves have one number of rows, at "
-            f"least 1; this one has {sorted(rows)}"
-        )
-    return structure.unflatten(leaves), structure, rows.pop(), items
+    named = [(path, leaf) for (path, _), leaf in zip(named, leaves, strict=True)]
+    if not (rows := common_rows(named)):
+        raise ValueError("a batch has no rows; leave empty batches out in the loader")
+    items = tuple(_item_of(path, leaf) for path, leaf in named)
+    return structure.unflatten(leaves), structure, rows, items
 
 
 def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype, on a device, of a row of an array."""
-    if leaf.ndim == 0:
-        raise ValueError(
-            "a device echo needs batches of arrays of numbers with a leading axis; "
-            f"item{path} is {leaf!r:.80}: give an array, or a container that jax knows"
-        )
     dtype = leaf.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise ValueError(
@@ -313,7 +306,8 @@ class EchoBuffer:
         ):
             with jax.transfer_guard_host_to_device("allow"):
                 return _sender(self.sharding)(batch)
-        return jax.device_put(self.checked(batch), self.sharding)
+        # A loader may donate its own arrays later.
+        return jax.device_put(self.checked(batch), self.sharding, may_alias=False)
 
     def checked(self, batch: Any, expected: int = 0) -> Any:
         """Returns a batch of ``rows`` or other rows as arrays, or raises as `put`."""

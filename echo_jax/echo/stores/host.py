@@ -1,10 +1,9 @@
 """Stores in host memory: slots that a plan writes and reads by number.
 
 Neither store hands out memory that it writes to later, because ``jax.device_put`` on
-CPU may alias a NumPy array instead of copying it. Neither store keeps memory of the
-upstream: an item is copied when it is read, or, if batches go out, when it is written.
-`echo_jax.echo.stores.leaves.ReuseGuard` detects an upstream that reuses its arrays
-before that. A restore gives one more slot, the last one, to items that it leaves out.
+CPU may alias a NumPy array instead of copying it. Neither keeps memory of the upstream:
+an item is copied when it is read, because the upstream may refill its arrays for the
+next one. A restore gives one more slot, the last one, to items that it leaves out.
 """
 
 from operator import attrgetter
@@ -12,7 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.stores.leaves import ReuseGuard, as_array, private, read_only, view
+from echo_jax.echo.stores.batches import check_lists, common_rows
+from echo_jax.echo.stores.leaves import as_array, private, read_only, view
 from echo_jax.echo.tree import Structure, flatten, tree_map
 from echo_jax.echo.upstream import Element
 
@@ -24,11 +24,11 @@ _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 class ItemStore:
     """Keeps items as they are and hands them out one at a time."""
 
-    # Every use is a read-only view of the copy that is made when the item is read. The
-    # next item is read after that, because it may reuse the arrays.
+    # Every use is a read-only view of the copy that `prepare` makes.
 
     rewritten_rows = _REWRITTEN_ROWS
     eager = in_bulk = False
+    copies = True
 
     def __init__(self, num_slots: int, *, copies: bool = True):
         # Without copies an item goes through once, before the next one is read.
@@ -63,26 +63,28 @@ class ItemStore:
 class RingStore:
     """Keeps items of one shape in an array per leaf, and hands out batches."""
 
-    # Items are copied when they are written and when they are read. The first item lays
-    # out the arrays. A stacked element has many items.
+    # The first item lays out the arrays. A stacked element has many items.
 
     rewritten_rows = _REWRITTEN_ROWS
 
-    def __init__(self, num_slots: int, *, stacked: bool = False):
-        self._num_slots = num_slots
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        stacked: bool = False,
+        loader_rows: int = 0,
+        chose_size: bool = False,
+    ):
+        # ``loader_rows`` is for `check_lists`; the first element may have chosen the
+        # size of the outputs.
+        self._num_slots, self._chose_size = num_slots, chose_size
         self._stacked = self.eager = stacked
+        self._loader_rows = loader_rows if stacked else None
+        self.in_bulk = not stacked  # whether `prepare` takes several items
         self.rows_of_first = 0  # of stacked items, once they are known
-        self._guard = ReuseGuard()
         self._structure: Any = None
         # The path of each leaf, and its slots, which have the required shape and dtype.
         self._leaves: list[tuple[str, np.ndarray]] = []
-
-    @property
-    def in_bulk(self) -> bool:
-        """Whether several items may be read before they are prepared."""
-        # An upstream that reuses its arrays has changed the first item when it makes
-        # the next. So items are read one by one while the guard checks them.
-        return not self._stacked and not self._guard.left
 
     def prepare(self, values: list[Any]) -> tuple[Any, int]:
         """Checks items, or a stack of items, and returns their leaves in columns."""
@@ -98,7 +100,8 @@ class RingStore:
         ]
         lead, rows = (), len(values)
         if self._stacked:
-            (rows,) = lead = _first_axis([column[0] for column in columns])
+            rows = self._rows_of([column[0] for column in columns])
+            lead = (rows,)
         for (path, slots), column in zip(self._leaves, columns, strict=True):
             shapes, dtypes = list(map(_shape, column)), list(map(_dtype, column))
             alike = shapes.count(lead + slots.shape[1:]), dtypes.count(slots.dtype)
@@ -106,12 +109,25 @@ class RingStore:
                 self._refuse_leaf(path, slots, column)
         if self._stacked:
             columns = [column[0] for column in columns]
-        return (columns, self._guard.mark(columns)), rows
+        return columns, rows
+
+    def _rows_of(self, arrays: list[np.ndarray]) -> int:
+        paths = [path for path, _ in self._leaves]
+        rows = common_rows([*zip(paths, arrays, strict=True)])
+        first, self.rows_of_first = self.rows_of_first, self.rows_of_first or rows
+        if first and self._chose_size:
+            self._chose_size = False
+            if rows > first:
+                raise ValueError(
+                    f"the loader's first batch has {first} rows, which chose the batch "
+                    f"size, and its second one has {rows}. Give the batch size: "
+                    f"ej.AdaptiveSpec(batch_size={rows})."
+                )
+        return rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         at = 0
-        for (columns, mark), first, end in taken:
-            self._guard.check(columns, mark)
+        for columns, first, end in taken:
             rows = slots[0, at : at + end - first]
             at += len(rows)
             for (_, kept), column in zip(self._leaves, columns, strict=True):
@@ -141,9 +157,10 @@ class RingStore:
         return first if first > 1 else 0
 
     def _lay_out(self, tree: Any) -> Structure:
+        check_lists(tree, self._loader_rows)
         leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
         if self._stacked:
-            (self.rows_of_first,) = _first_axis([array for _, array in leaves])
+            common_rows(leaves)
         places = self._num_slots + 1
         self._leaves = [
             (path, np.empty((places, *array.shape[self._stacked :]), array.dtype))
@@ -175,15 +192,3 @@ class RingStore:
             "batch=True needs equal shapes and dtypes: pad or resize before the echo, "
             "or use batch=False"
         )
-
-
-def _first_axis(leaves: list[np.ndarray]) -> tuple[int, ...]:
-    """Returns the first axis of a batch's leaves."""
-    axes = {leaf.shape[:1] for leaf in leaves}
-    if len(axes) != 1 or axes == {()}:
-        raise ValueError(
-            "the leaves of a batch must have one first axis in common, got the "
-            f"first axes {sorted(axes)}. Use ej.echo(items, spec, batch=True) "
-            "if the loader yields single examples."
-        )
-    return axes.pop()

@@ -15,12 +15,11 @@ leaf that would come out changed is refused with its path, the reason and the fi
 
 import copy
 import sys
-import zlib
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 import numpy as np
+
+from echo_jax.echo.tree import tree_map
 
 # Their kinds always become an array of the same values.
 _NUMBERS = (int, float, complex, np.number, np.bool_)
@@ -28,6 +27,29 @@ _NUMBERS = (int, float, complex, np.number, np.bool_)
 _IMMUTABLE = (*_NUMBERS, str, bytes, np.generic, type(None))
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
+
+
+def copied(tree: Any) -> Any:
+    """Returns a tree with copies of its arrays and tensors; other leaves stay."""
+    # The common kinds first: every fresh element is copied.
+    if type(tree) is np.ndarray:
+        return tree.copy()
+    if type(tree) is dict:
+        return {
+            key: part.copy() if type(part) is np.ndarray else copied(part)
+            for key, part in tree.items()
+        }
+    return tree if isinstance(tree, _NUMBERS) else tree_map(_copied, tree)
+
+
+def _copied(leaf: Any) -> Any:
+    if _is_immutable(leaf):
+        return leaf
+    clone = getattr(leaf, "copy", None) or getattr(leaf, "clone", None)
+    try:
+        return clone() if clone else leaf
+    except Exception:  # Whoever stores the leaf says why it cannot be.
+        return leaf
 
 
 def private(leaf: Any, path: str = "") -> Any:
@@ -51,7 +73,14 @@ def view(leaf: Any) -> Any:
     # A view of a read-only array cannot be made writable again.
     if _is_array(leaf):
         return leaf.view()
-    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
+    if not _is_immutable(leaf):
+        return copy.deepcopy(leaf)
+    if getattr(leaf, "is_deleted", bool)():
+        raise ValueError(
+            f"an array {leaf.aval} of an item was donated or deleted, and the item is "
+            "used again. Leave the batch out of donate_argnums, or give the step copies"
+        )
+    return leaf
 
 
 def _check_mask(path: str, leaf: Any) -> None:
@@ -59,6 +88,20 @@ def _check_mask(path: str, leaf: Any) -> None:
     if isinstance(leaf, np.ma.MaskedArray):
         why = "a masked array, whose mask would be lost; give leaf.filled(value), and"
         raise _refusal(path, leaf, f"{why} the mask as a leaf of its own")
+
+
+def _check_columns(path: str, leaf: Any) -> None:
+    """Raises ValueError for a table, or a column with missing values."""
+    # An array of it would have one dtype, and no names.
+    names = getattr(leaf, "column_names", getattr(leaf, "columns", None))
+    if names is not None and not callable(names):
+        why = "a table. Give a dict of its columns, such as {name: "
+        why += f"table[name].to_numpy() for name in {[*names]!r:.60}}}"
+        raise ValueError(f"leaf item{path} is {why}")
+    missing = getattr(leaf, "null_count", 0)
+    if missing := missing() if callable(missing) else missing:
+        why = f"has {missing} missing values, which would make its integers floats."
+        raise ValueError(f"leaf item{path} {why} Fill them before the echo.")
 
 
 def as_array(path: str, leaf: Any) -> np.ndarray:
@@ -72,6 +115,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             why = "text that ends with a NUL, which an array of text drops; give"
             why += " np.frombuffer(leaf, np.uint8), or use batch=False"
             raise ValueError(f"leaf item{path} is {why}")
+        _check_columns(path, leaf)
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError, RuntimeError) as error:  # The last one by torch.
@@ -113,42 +157,3 @@ def _refusal(path: str, leaf: Any, why: str) -> ValueError:
     kind = type(leaf)
     package = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return ValueError(f"leaf item{path} is a {package}{kind.__qualname__}, {why}")
-
-
-class ReuseGuard:
-    """Detects an upstream that writes into arrays that it has already given away."""
-
-    # The first elements are checked twice, when they are read and when they are used: a
-    # part of every leaf must be unchanged. An upstream that reuses its memory does so
-    # from the start, and elements wait for less than a batch, or for the rows read
-    # ahead.
-
-    _LOOKS, _PART = 16, 256
-
-    def __init__(self):
-        self.left = self._LOOKS
-
-    def mark(self, leaves: list[Any]) -> int | None:
-        """Returns a checksum of leaves, or lists of them; None after the first ones."""
-        if not self.left:
-            return None
-        self.left -= 1
-        return self._sum(leaves)
-
-    def check(self, leaves: list[Any], mark: int | None) -> None:
-        """Raises ValueError if leaves have changed since they got their mark."""
-        if mark is not None and self._sum(leaves) != mark:
-            raise ValueError(
-                "the upstream has written into an element that it had already given "
-                "away and that was not used yet; have it yield copies, or new arrays"
-            )
-
-    def _sum(self, leaves: Iterable[Any]) -> int:
-        found = 0
-        parts = (leaf if type(leaf) is list else (leaf,) for leaf in leaves)
-        for leaf in chain.from_iterable(parts):
-            if _is_array(leaf) and leaf.size:
-                first = leaf.flat[: self._PART]
-                last = leaf.flat[-min(leaf.size, self._PART) :]
-                found = zlib.crc32(last.tobytes(), zlib.crc32(first.tobytes(), found))
-        return found

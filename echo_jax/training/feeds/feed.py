@@ -86,6 +86,8 @@ class Feed(Protocol):
 class JoinedBatches(Iterator[Batch]):
     """Joins the rows of all shards of every batch, in order, until a shard ends."""
 
+    copies = True  # The pipeline makes new arrays for every batch.
+
     def __init__(self, datasets: Sequence[IterDataset]):
         self._iterators = [iter(dataset) for dataset in datasets]
         self._fresh_times = [getattr(each, "fresh_time", None) for each in datasets]
