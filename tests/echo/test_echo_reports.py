@@ -174,12 +174,22 @@ class Column:
         return np.array([float(2**53), float("nan")])
 
 
+class Nullable(Column):
+    """As a column of pandas with a missing value."""
+
+    null_count, dtype = 0, "Int64"
+
+    def isna(self):
+        return np.array([False, True])
+
+
 @pytest.mark.parametrize("make", BOTH)
 def test_tables_and_missing_values_are_refused(make):
     with pytest.raises(ValueError, match=r"is a table. Give a dict .*'id', 'price'"):
         next(make([Table()] * 2, ej.EchoSpec(2)))
-    with pytest.raises(ValueError, match=r"item\['id'\] has 1 missing values"):
-        next(make([{"id": Column()}] * 2, ej.EchoSpec(2)))
+    for column in (Column(), Nullable()):
+        with pytest.raises(ValueError, match=r"item\['id'\] has 1 missing values"):
+            next(make([{"id": column}] * 2, ej.EchoSpec(2)))
 
 
 def test_a_small_first_batch_does_not_choose_the_batch_size():

@@ -98,7 +98,9 @@ def _check_columns(path: str, leaf: Any) -> None:
         why = "a table. Give a dict of its columns, such as {name: "
         why += f"table[name].to_numpy() for name in {[*names]!r:.60}}}"
         raise ValueError(f"leaf item{path} is {why}")
-    missing = getattr(leaf, "null_count", 0)
+    missing = getattr(leaf, "null_count", 0)  # of Arrow, or polars
+    if hasattr(leaf, "isna") and not isinstance(leaf.dtype, np.dtype):  # of pandas
+        missing = leaf.isna().sum()
     if missing := missing() if callable(missing) else missing:
         why = f"has {missing} missing values, which would make its integers floats."
         raise ValueError(f"leaf item{path} {why} Fill them before the echo.")
