@@ -19,8 +19,7 @@ import cv2
 import numpy as np
 
 from benchmarks.harness import Result, paired
-from echo_jax.data.images.decode import random_resized_crop
-from echo_jax.data.images.jpeg_header import jpeg_header
+from echo_jax.data.images.decode import jpeg_header, random_resized_crop
 from echo_jax.echo.keys import seed_for_use
 
 _SIZE = 224

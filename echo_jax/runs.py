@@ -118,7 +118,7 @@ def run_train(
             lock = stack.enter_context(lock_workdir(workdir))
             # Only now can no other run write into it.
             if is_main_process():
-                check_workdir(workdir, config)
+                check_workdir(workdir, config, workload.metadata)
         return train_checked(config, workload, workdir, lock)
 
 

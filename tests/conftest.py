@@ -121,6 +121,14 @@ def _frozen_after_each_file():
     _freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _strict_types(request):
+    """Promotes no types in trainings, as no ranks."""
+    is_strict = request.path.parent.name in ("training", "workloads", "models")
+    name = "jax_numpy_dtype_promotion"
+    jax.config.update(name, "strict" if is_strict else "standard")
+
+
 @functools.cache
 def _shared_soon():
     """A cache of its own, so that no other test runs what was not optimized."""

@@ -54,6 +54,45 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(command, errors, tmp_path
     assert (done.returncode, done.stderr or b"") == (1, b"")
 
 
+TINY = """
+import sys
+from tiny_workload import as_synthetic, registered, tiny_config
+from echo_jax import cli
+from echo_jax.config.study import default_study
+def get_config(variant):
+    arms = {"baseline": {}, "batch": {"echo": {"factor": 2.0}}}
+    config = tiny_config()
+    return config if variant == "train" else default_study("Echoes", config, arms)
+if __name__ == "__main__":
+    with registered(as_synthetic):
+        sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        ("train", "summary.json"),
+        pytest.param("study", "report.html", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_whose_reader_has_gone_says_so_and_goes_on(command, last, tmp_path):
+    tiny, run = tmp_path / "tiny.py", tmp_path / "run"
+    tiny.write_text(TINY)
+    argv = [sys.executable, tiny, command, f"--config={tiny}:{command}"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/training"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    argv.append(f"--workdir={run}")
+    with subprocess.Popen(argv, env=env, **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    said = "nobody reads its output any more; it goes on, and prints no more"
+    assert (process.returncode, errors) == (0, f"echo-jax {command}: {said}\n")
+    assert (run / last).exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

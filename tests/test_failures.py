@@ -57,6 +57,18 @@ def fail(monkeypatch, tmp_path, capfd):
             ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
         ),
         (RuntimeError(DEAD.format(-11)), 1, ["killed by SIGSEGV; if mem", "goes on"]),
+        (RuntimeError(DEAD.format(-7)), 1, ["/dev/shm, is full; ", "--shm-size=8g"]),
+        (OSError(errno.ENOSPC, FULL, "/psm_1a2b"), 1, ["/dev/shm, is full; lower --"]),
+        (
+            RuntimeError("open() failed: Too many open files; opening /r/a"),
+            1,
+            ["/r/a: Too many open files; raise the limit of ", " by 'ulimit -n 65536'"],
+        ),
+        (
+            OSError(errno.ENFILE, "Too many", "/r/b"),
+            1,
+            ["/r/b: Too many; end other pr"],
+        ),
         (RuntimeError(DEAD.format(3)), 1, ["ended with exit status 3; the same comm"]),
         (MemoryError(), 1, ["memory of this machine", "--config.echo.buffer"]),
         (KeyError("a\x1b[2J\nb"), 1, ["unexpected KeyError: ", "bug", "--debug"]),

@@ -135,7 +135,7 @@ def test_keras_makes_an_update_of_every_echoed_batch(tmp_path):
     pytest.importorskip("keras", reason="keras is not installed")
     also = "print('updates', int(model.optimizer.iterations))"
     stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, mine=MODEL, also=also)
-    assert "updates 12\n" in stdout
+    assert "updates 120\n" in stdout
 
 
 def run_here(block, monkeypatch, names, **mine):

@@ -78,7 +78,7 @@ def _dataset(path: str) -> None:
 
 def _record(path: str) -> None:
     from echo_jax.data.detection.records import DecodeBoxes
-    from echo_jax.data.sources.foreign_records import DecodeRecord
+    from echo_jax.data.sources.source import DecodeRecord
 
     data = Path(path).read_bytes()
     DecodeBoxes(size=8, max_boxes=4, decode_record=DecodeRecord("coco"))(data)

@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             if argv and argv[0] in _TRAINING:
                 stack.enter_context(ending.EndsAtOnce(["echo-jax", *argv]))
+                ending.outlive_readers()
             return _of_this_process(argv)
     except BrokenPipeError:
         # Another broken pipe, such as a worker's, is an ordinary failure. Otherwise the
@@ -121,7 +122,6 @@ def _run(argv: list[str]) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Joins the lines of a message."""
     return " ".join(line.strip() for line in message.split("\n")).strip()
 
 

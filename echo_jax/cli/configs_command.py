@@ -23,6 +23,7 @@ examples:
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm"""
 
 _INDENT = " " * 4
+_WRAPPER = textwrap.TextWrapper(88, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def add_actions(configs: argparse.ArgumentParser) -> None:
@@ -61,32 +62,23 @@ def run(args: argparse.Namespace) -> list[str]:
 
 
 def _listed() -> str:
-    """Returns the list of configs with their descriptions and variants."""
     said = []
     for name, path in packaged_configs().items():
         module = import_config(path)
         about, *_ = (module.__doc__ or "").splitlines()
         variants = "  ".join(f":{variant}" for variant in module.VARIANTS)
-        said += [name, f"{_INDENT}{about}"]
-        said += textwrap.wrap(
-            variants, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
-        )
+        said += [name, f"{_INDENT}{about}", *_WRAPPER.wrap(variants)]
     return "\n".join(said)
 
 
 def _shown(name: str) -> str:
-    """Returns every field of a config with its value and description."""
     said = []
     for flag, about in field_lines(typed_config(name, ())):
-        said.append(printable(flag))
-        said += textwrap.wrap(
-            about, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
-        )
+        said += [printable(flag), *_WRAPPER.wrap(about)]
     return "\n".join(said)
 
 
 def _copied(name: str, folder: str | os.PathLike[str]) -> str:
-    """Copies a config; returns its place and the command that runs it."""
     copies = copy_config(name, folder)
     config = str(copies[0])
     verb = "study" if "arms" in load_config(name) else "train"

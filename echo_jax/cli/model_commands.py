@@ -16,12 +16,14 @@ from echo_jax.cli.report_command import check_drawing
 from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
 from echo_jax.terminal.countdown import Countdown
+from echo_jax.terminal.failures import sentence
 from echo_jax.terminal.printable import printable
 
 _EVALUATE_EPILOG = """\
 It evaluates on as many devices as the run was trained on, or all that are here: on the
 run's own evaluation split, on another one, such as a test split that nothing was chosen
-by, or on other data with the same classes or tokens. Nothing in the folder is changed.
+by, or on other data with the same tokens or some of its classes. Nothing in the folder
+is changed.
 
 examples:
   echo-jax evaluate runs/cifar10 --split test
@@ -200,10 +202,26 @@ def run_predict(args: argparse.Namespace) -> list[Any]:
     if run.is_of_text:
         return _continue_texts(run, args)
     args.files = [each for named in args.files for each in _images_of(named)]
-    outputs = run.predict(args.files)
+    outputs, unread = _predicted(run, args)
     if "boxes" in outputs:
-        return _draw_detections(run, args, outputs)
-    return _name_classes(run, args, outputs["probabilities"])
+        return [*_draw_detections(run, args, outputs), *unread]
+    return [*_name_classes(run, args, outputs["probabilities"]), *unread]
+
+
+def _predicted(run: Any, args: argparse.Namespace) -> tuple[Any, list[str]]:
+    try:
+        return run.predict(args.files), []
+    except (OSError, ValueError):
+        unread = {}
+        for file in args.files:
+            try:
+                run.read([file])
+            except (OSError, ValueError) as error:
+                unread[file] = printable(f"left out: {sentence(error)}")
+        if len(unread) in (0, len(args.files)):
+            raise
+        args.files = [file for file in args.files if file not in unread]
+        return run.predict(args.files), [*unread.values()]
 
 
 def run_export(args: argparse.Namespace) -> list[Any]:
@@ -216,7 +234,6 @@ def run_export(args: argparse.Namespace) -> list[Any]:
 
 
 def _images_of(named: str) -> list[str]:
-    """Returns a file, or the visible images of a folder by name."""
     folder = typed_path(named)
     if not folder.is_dir():
         return [named]
@@ -263,7 +280,6 @@ def _text_of(file: str) -> str:
 
 
 def _typed_text(text: str) -> str:
-    """Returns an argument decoded as UTF-8, whatever the locale's encoding."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -275,9 +291,8 @@ def _name_classes(
 ) -> list[Any]:
     best = np.argsort(-probabilities, axis=1)[:, :_MOST_CLASSES]
     table = Table(title=printable(f"{args.workdir}, update {run.update}"))
-    table.add_column("file", overflow="fold")
-    table.add_column("class", overflow="fold")
-    table.add_column("others", overflow="fold")
+    for heading in ("file", "class", "others"):
+        table.add_column(heading, overflow="fold")
     found = {}
     for file, order, row in zip(args.files, best, probabilities, strict=True):
         named = [(run.classes[index], float(row[index])) for index in order]
@@ -302,22 +317,18 @@ def _draw_detections(
         boxes, scores, labels = (
             outputs[name][row][is_sure] for name in ("boxes", "scores", "labels")
         )
-        names = [run.classes[label] for label in labels]
-        image = decode_image(typed_path(file).read_bytes())
-        texts = [
-            f"{printable(name)} {score:.2f}"
-            for name, score in zip(names, scores, strict=True)
+        found[file] = [
+            {"class": run.classes[label], "score": float(score), "box": box.tolist()}
+            for label, score, box in zip(labels, scores, boxes, strict=True)
         ]
+        texts = [f"{printable(x['class'])} {x['score']:.2f}" for x in found[file]]
+        image = decode_image(typed_path(file).read_bytes())
         # Files with one name in several folders get separate pictures.
         stem = Path(file).stem
         names_taken[stem] += 1
         number = f"-{names_taken[stem]}" if names_taken[stem] > 1 else ""
         picture: RunPath = folder / f"{stem}{number}.png"
         picture.write(draw_boxes(image, boxes, labels.tolist(), texts))
-        found[file] = [
-            {"class": name, "score": float(score), "box": box.tolist()}
-            for name, score, box in zip(names, scores, boxes, strict=True)
-        ]
         said.append(f"{printable(picture)}  {', '.join(texts) or 'nothing found'}")
     _write_json(args.json, found)
     return said

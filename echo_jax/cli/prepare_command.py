@@ -53,10 +53,6 @@ examples:
   echo-jax prepare text books/ --holdout 0.05 --tokenizer bytes --out data/books
   echo-jax prepare text input.txt --holdout 0.1 --tokenizer bytes --out data/one"""
 
-_VERIFY_EPILOG = """\
-example:
-  echo-jax prepare verify data/cifar10"""
-
 _MAX_SHOWN = 10
 _EVALUATED = ("validation", "valid", "val", "test")
 
@@ -124,7 +120,7 @@ def add_kinds(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     verify = add(
         "verify",
         "check that all files of a prepared folder are as they were written",
-        _VERIFY_EPILOG,
+        "example:\n  echo-jax prepare verify data/cifar10",
     )
     verify.add_argument(
         "folder", type=path_argument, metavar="FOLDER", help="a prepared folder"
@@ -207,7 +203,6 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
 
 
 def _summary(info: Mapping[str, Any]) -> list[str]:
-    """Returns lines about the written data and the skipped data."""
     lines = []
     if layout := info.get("layout"):
         found = (
@@ -220,22 +215,18 @@ def _summary(info: Mapping[str, Any]) -> list[str]:
     for split, metadata in info["splits"].items():
         size = sum(shard["bytes"] for shard in metadata["shards"]) / 1e6
         shards = len(metadata["shards"])
-        more = "".join(
-            f", {metadata[name]} {name}"
-            for name in ("boxes", "documents", "tokens")
-            if name in metadata
-        )
+        known = [name for name in ("boxes", "documents", "tokens") if name in metadata]
+        more = "".join(f", {metadata[name]} {name}" for name in known)
         lines.append(
             f"{split}: {metadata['examples']} examples{more}{_classes(metadata)}, "
             f"{size:.1f} MB in {shards} shard{'s' if shards > 1 else ''}"
         )
     if clipped := info.get("clipped_boxes"):
         lines.append(f"boxes clipped to their image: {clipped}")
+    lines += info.get("notes", [])
     skipped = info["skipped"]
     if skipped["count"]:
-        reasons = (
-            f"{number} {reason}" for reason, number in skipped["reasons"].items()
-        )
+        reasons = (f"{number} {why}" for why, number in skipped["reasons"].items())
         lines.append(f"skipped: {', '.join(reasons)}")
         lines += [
             f"  {bad['split']}: {bad['name']} ({bad['reason']})"
@@ -252,7 +243,6 @@ def _summary(info: Mapping[str, Any]) -> list[str]:
 
 
 def _classes(metadata: Mapping[str, Any]) -> str:
-    """Returns a split's numbers of classes and images; "" without classes."""
     counts = metadata.get("of_class")
     if counts is None:
         return ""

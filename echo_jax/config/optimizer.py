@@ -64,7 +64,8 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
         return found(learning_rate=learning_rate, **kwargs)
 
     try:
-        jax.eval_shape(lambda rate: _try(make(rate)), 0.5)
+        with jax.numpy_dtype_promotion("standard"):  # Many need it.
+            jax.eval_shape(lambda rate: _try(make(rate)), 0.5)
     except Exception as error:
         raise ValueError(
             f"config.optim.name={name!r} cannot train with config.optim.args={args!r}: "
@@ -84,7 +85,8 @@ def optax_schedule(name: str, args: str) -> optax.Schedule:
         )
     try:
         schedule = found(**parse_args(args, "optim.schedule_args"))
-        rate = jax.eval_shape(schedule, 0)
+        with jax.numpy_dtype_promotion("standard"):
+            rate = jax.eval_shape(schedule, 0)
         if rate.shape != ():
             raise TypeError("it gives no learning rate")
     except Exception as error:

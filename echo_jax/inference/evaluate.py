@@ -2,21 +2,24 @@
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 
 from echo_jax.config import Config
 from echo_jax.config.saved import refuse_code
-from echo_jax.inference.run import TrainedRun
+from echo_jax.data.prepare.archives import nfc
+from echo_jax.inference.run import TrainedRun, class_names
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.saving.model import Model
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update.recompute import with_recomputed_statistics
-from echo_jax.workloads import Workload, build
+from echo_jax.workloads import Batch, Workload, build
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,16 @@ def evaluate_run(
 
     Args:
       run: From `load_run`.
-      source: Other data, as in ``data.source``, with the same classes or tokens;
-        by default that of the run.
+      source: Other data, as in ``data.source``, with the same tokens, or with some of
+        the classes; by default that of the run.
       split: By default the split on which the run was evaluated.
       max_examples: Number of examples, always the same ones; 0 for all; by default as
         in the run.
       note: Called with a text while data takes long.
 
     Raises:
-      ValueError: The data does not exist, or has other classes or tokens; or the
-        workload has no such split.
+      ValueError: The data does not exist, or has other tokens or unknown classes; or
+        the workload has no such split.
       DataTimeoutError: The data did not come.
 
     Example:
@@ -117,47 +120,78 @@ def open_evaluation(
     """Returns the config of an evaluation, and its workload; see `evaluate_run`."""
     config = _evaluation_config(run, source, split, max_examples)
     workload = build(config)
-    _check_same_task(run, workload, config.data.source)
-    return config, workload
+    _check_same_tokens(run, workload, config.data.source)
+    return config, _of_its_classes(run, workload, config.data.source)
+
+
+def _of_its_classes(run: TrainedRun, workload: Workload, source: str) -> Workload:
+    """Returns a workload with the model's labels, for data with some of its classes."""
+    here = [*map(nfc, run.classes)]
+    there = [*map(nfc, class_names(workload.task_info))]
+    if here == there:
+        return workload
+    if unknown := [name for name in there if name not in here]:
+        raise ValueError(
+            f"data.source={source!r} has {len(unknown)} of {len(there)} classes that "
+            f"{run.workdir} was not trained on, such as {unknown[0]!r:.80}; leave them "
+            f"out, and name the others as there: {run.classes!r:.200}"
+        )
+    labels = np.array([here.index(name) for name in there], np.int32)
+    label_there = np.full(len(here), -1)
+    label_there[labels] = np.arange(len(labels))
+
+    def batches(**shard: Any) -> Iterator[Batch]:
+        for batch in workload.eval_batches(**shard):
+            names = {"label", "box_labels"} & batch.keys()
+            yield batch | {name: labels[batch[name]] for name in names}
+
+    def evaluator() -> Any:
+        own: Any = workload.evaluator and workload.evaluator()
+
+        def add(batch: Batch, outputs: Any) -> None:
+            found = label_there[outputs["labels"]]
+            # A score of 0 means no detection.
+            scores = np.where(found < 0, 0, outputs["scores"])
+            own.add(batch, outputs | {"labels": np.maximum(found, 0), "scores": scores})
+
+        return SimpleNamespace(add=add, result=own.result)
+
+    return replace(
+        workload,
+        task=run.task,
+        task_info=run.task_info,
+        eval_batches=batches,
+        evaluator=workload.evaluator and evaluator,
+    )
 
 
 def _evaluation_config(
     run: TrainedRun, source: str, split: str, max_examples: int | None
 ) -> Config:
-    """Returns the config of the run for the local devices and this data."""
     config = copy.deepcopy(run.config).unlock()
     config.local.schedule = "none"
     config.batch.micro, config.batch.boundaries, config.batch.factors = 1, (), ()
-    config.mesh.data = _num_devices(config)
-    config.mesh.fsdp = 1
-    data = config.data
+    here, mesh, data = jax.local_device_count(), config.mesh, config.data
+    wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
+    mesh.data, mesh.fsdp = math.gcd(config.batch_size, wanted), 1
     if max_examples is not None:
         data.eval_examples = max_examples
     if not source:
         refuse_code(config)
-    is_other = bool(split) or source not in ("", data.source)
+    if split or source not in ("", data.source):
+        # The other data may not have the split that the run was trained on.
+        data.train_split = split or data.get("eval_split", "validation")
+        data.train_examples = 0
     data.source = source or data.source
     if split:
         if config.workload == "shapes":
             raise ValueError("workload 'shapes' draws its images, and has no splits")
         data.eval_split = split
-    if is_other:
-        # The other data may not have the split that the run was trained on.
-        data.train_split = data.get("eval_split", "validation")
-        data.train_examples = 0
     return config.lock()
 
 
-def _num_devices(config: Config) -> int:
-    """Returns the number of devices: those of training, if available here."""
-    here, mesh = jax.local_device_count(), config.mesh
-    wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
-    return math.gcd(config.batch_size, wanted)
-
-
-def _check_same_task(run: TrainedRun, workload: Workload, source: str) -> None:
-    """Refuses data whose labels or tokens have another meaning."""
-    for name in ("classes", "categories", "vocab", "eod"):
+def _check_same_tokens(run: TrainedRun, workload: Workload, source: str) -> None:
+    for name in ("vocab", "eod"):
         here, there = run.task_info.get(name), workload.task_info.get(name)
         if here != there:
             raise ValueError(

@@ -1,9 +1,8 @@
 """Shows the first examples of a training and their uses."""
 
 import html
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,26 +47,24 @@ def write_examples(
 
 
 def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
-    """Yields sentences about all examples."""
     repeats = [(uses[0], use) for uses in found for use in uses[1:]]
     if not repeats:
         yield f"{len(found)} examples, none of which is used again"
         return
-    changed = sum(not _is_same(first.example, use.example) for first, use in repeats)
+    changed = sum(
+        not all(np.array_equal(first.example[k], use.example[k]) for k in first.example)
+        for first, use in repeats
+    )
     last = max(use.update for _, use in repeats)
     yield (
         f"{len(repeats)} repeats of {len(found)} examples up to update {last}: "
         f"{changed} differ from the first use, {len(repeats) - changed} are the same "
         "to the bit"
     )
-    waits = [
-        after.update - before.update
-        for uses in found
-        for before, after in itertools.pairwise(uses)
-    ]
+    waits = np.concatenate([np.diff([use.update for use in uses]) for uses in found])
     yield (
-        f"From a use to the next one: {min(waits)} to {max(waits)} updates, "
-        f"{np.mean(waits):.1f} in the mean"
+        f"From a use to the next one: {waits.min()} to {waits.max()} updates, "
+        f"{waits.mean():.1f} in the mean"
     )
     if config.echo.mode == "adaptive":
         yield (
@@ -76,28 +73,20 @@ def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
         )
 
 
-def _is_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in one)
-
-
 def _rows(found: Sequence[Sequence[Use]], workload: Workload) -> Iterator[str]:
     for number, uses in enumerate(found, 1):
-        about = _label(uses[0], workload)
+        label = uses[0].example.get("label")
+        names = class_names(workload.task_info)
+        about = "" if label is None else names[int(label)]
         yield f"<h2>Example {number}{': ' * bool(about)}{html.escape(about)}</h2>"
+        if "image" not in uses[0].example:
+            yield from _texts(uses, workload)
+            continue
         left_out = len(uses) - _SHOWN
         shown = uses if left_out <= 0 else [*uses[: _SHOWN - 1], uses[-1]]
-        if "image" in uses[0].example:
-            yield f"<div>{''.join(_picture(use, workload) for use in shown)}</div>"
-        else:
-            yield from _texts(uses, workload)
-        if left_out > 0 and "image" in uses[0].example:
+        yield f"<div>{''.join(_picture(use, workload) for use in shown)}</div>"
+        if left_out > 0:
             yield items([f"{left_out} more uses lie before the last one"])
-
-
-def _label(use: Use, workload: Workload) -> str:
-    if "label" not in use.example:
-        return ""
-    return class_names(workload.task_info)[int(use.example["label"])]
 
 
 def _picture(use: Use, workload: Workload) -> str:
@@ -117,7 +106,6 @@ def _which(use: Use) -> str:
 
 
 def _texts(uses: Sequence[Use], workload: Workload) -> Iterator[str]:
-    """Yields every text once, with the places of its uses."""
     tokenizer = tokenizer_of(workload.task_info, workload.task_files)
     seen: dict[tuple[int, ...], list[Use]] = {}
     for use in uses:

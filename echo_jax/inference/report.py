@@ -47,9 +47,8 @@ def write_evaluation(
     Raises:
       ValueError, OSError: See `evaluate_run`; or the page cannot be written.
     """
-    _, workload = open_evaluation(
-        run, found.source, found.asked_split, found.max_examples
-    )
+    asked = found.source, found.asked_split, found.max_examples
+    _, workload = open_evaluation(run, *asked)
     batches = workload.eval_batches()
     if run.is_of_text:
         shown = _texts(run, batches)
@@ -67,23 +66,21 @@ def write_evaluation(
 
 
 def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
-    num_classes = len(run.classes)
-    counts = np.zeros((num_classes, num_classes), np.int64)
+    counts = np.zeros([len(run.classes)] * 2, np.int64)
     pictures: list[str] = []
     for batch in batches:
-        probabilities = run.predict(batch)["probabilities"]
         is_real = batch["mask"] > 0
-        labels, taken = batch["label"][is_real], probabilities.argmax(axis=1)[is_real]
+        probabilities = run.predict(batch)["probabilities"][is_real]
+        images, labels = batch["image"][is_real], batch["label"][is_real]
+        taken = probabilities.argmax(axis=1)
         np.add.at(counts, (labels, taken), 1)
         for row in range(min(len(labels), _EXAMPLES - len(pictures))):
             name, label = run.classes[taken[row]], run.classes[labels[row]]
-            said = f"{name} {probabilities[is_real][row, taken[row]]:.0%}"
+            said = f"{name} {probabilities[row, taken[row]]:.0%}"
             said += "" if name == label else f", is {label}"
-            pictures.append(
-                embedded(png_of(batch["image"][is_real][row]), _PICTURE_PIXELS, said)
-            )
+            pictures.append(embedded(png_of(images[row]), _PICTURE_PIXELS, said))
     yield "<h2>Which class was taken for which</h2>"
-    if num_classes <= _MOST_CLASSES:
+    if len(run.classes) <= _MOST_CLASSES:
         yield figure(_matrix(counts, run.classes))
     yield table(("is", "taken for", "images"), _confused(counts, run.classes), texts=2)
     yield "<h2>The first images</h2>"
@@ -91,7 +88,6 @@ def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
 
 
 def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yields the classes that were confused most often."""
     wrong = counts - np.diag(np.diag(counts))
     for index in np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]:
         label, taken = np.unravel_index(index, wrong.shape)
@@ -110,9 +106,8 @@ def _matrix(counts: np.ndarray, names: list[str]) -> str:
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("is")
-    axes.set_title("Percent of the images of each class")
+    title = "Percent of the images of each class"
+    axes.set(xlabel="taken for", ylabel="is", title=title)
     for (row, column), share in np.ndenumerate(shares):
         if share >= 0.005:
             colour = "white" if share > 0.5 else "black"

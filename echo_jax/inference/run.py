@@ -10,7 +10,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from echo_jax.config import Config
 from echo_jax.config.saved import read_config
@@ -24,27 +23,19 @@ from echo_jax.workloads import decode_input, make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel
 
-__all__ = [
-    "Generator",
-    "Input",
-    "TrainedRun",
-    "class_names",
-    "load_run",
-    "tokenizer_of",
-]
+__all__ = ["Generator", "Input", "TrainedRun", "load_run"]
 
 
 # Each token is computed from the last T tokens without a cache. So a text may grow
 # beyond T, and one program serves all lengths. Tokens from `vocab` on are never drawn.
+@dataclass(frozen=True, eq=False)
 class Generator:
-    """Continues sequences of tokens."""
+    """Continues sequences of tokens; `eod` ends a document."""
 
-    def __init__(
-        self, task: LanguageModel, variables: Variables, vocab: int, eod: int | None
-    ):
-        self._length = task.model.max_len
-        self._eod = eod
-        self._next = functools.partial(_next_jitted, task, vocab, variables)
+    task: LanguageModel
+    variables: Variables
+    vocab: int
+    eod: int | None
 
     # Temperature 0 takes the likeliest token. The draws for a prompt depend on `seed`
     # and on the prompt's index.
@@ -61,42 +52,31 @@ class Generator:
             raise ValueError(f"tokens={num_tokens} must be at least 1")
         if not 0 <= temperature < math.inf:
             raise ValueError(f"temperature={temperature} must be at least 0")
-        start = [] if self._eod is None else [self._eod]
+        start = [] if self.eod is None else [self.eod]
         rows = [[*start, *prompt] for prompt in prompts]
         if not all(rows):
             raise ValueError(
                 "an empty text cannot be continued by a model that knows no beginning "
                 "of a document; begin it with a word"
             )
-        begun = [len(row) for row in rows]
+        begun, length = [len(row) for row in rows], self.task.model.max_len
+        key = call_with_host_arrays(jax.random.key, seed)
+        program = functools.partial(_next_jitted, self.task, self.vocab)
         is_open = [True] * len(rows)
         for number in range(num_tokens):
             if not any(is_open):
                 break
-            windows = [row[-self._length :] for row in rows]
-            tokens = np.zeros((len(rows), self._length), np.int32)
-            for row, window in zip(tokens, windows, strict=True):
-                row[: len(window)] = window
+            windows = [row[-length:] for row in rows]
+            filled = [each + [0] * (length - len(each)) for each in windows]
+            tokens = np.array(filled, np.int32)
             lengths = np.array([len(window) for window in windows], np.int32)
-            drawn = call_with_host_arrays(
-                self._draw, tokens, lengths, seed, number, float(temperature)
-            )
+            asked = tokens, lengths, key, number, float(temperature)
+            drawn = call_with_host_arrays(program, self.variables, *asked)
             for index, token in enumerate(jax.device_get(drawn).tolist()):
-                is_open[index] &= token != self._eod
+                is_open[index] &= token != self.eod
                 if is_open[index]:
                     rows[index].append(token)
         return [row[at:] for row, at in zip(rows, begun, strict=True)]
-
-    def _draw(
-        self,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        seed: int,
-        number: int,
-        temperature: float,
-    ) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        return self._next(tokens, lengths, key, temperature)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -107,13 +87,14 @@ def _next_jitted(
     tokens: jax.Array,
     lengths: jax.Array,
     key: jax.Array,
+    number: jax.Array,
     temperature: jax.Array,
 ) -> jax.Array:
-    """Draws the token that follows each row, int32[B]."""
     logits = task.predict(variables, {"tokens": tokens})["logits"]
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
     last = jnp.where(jnp.arange(last.shape[1])[None] < vocab, last, -jnp.inf)
     # At temperature 0 the draw is not used.
+    key = jax.random.fold_in(key, number)
     drawn = jax.random.categorical(key, last / jnp.maximum(temperature, 1e-6))
     return jnp.where(temperature > 0, drawn, last.argmax(axis=-1))
 
@@ -213,11 +194,10 @@ class TrainedRun:
         rows = min(len(batch), self.config.batch_size) or 1
         for start in range(0, len(batch) or 1, rows):
             inputs = batch[start : start + rows]
-            read = self.read(inputs)
             # The last batch is padded, so that it needs no other compilation.
             filled = {
                 name: np.resize(array, (rows, *array.shape[1:]))
-                for name, array in read.items()
+                for name, array in self.read(inputs).items()
             }
             computed = self._compute(filled)
             parts.append({name: x[: len(inputs)] for name, x in computed.items()})
@@ -252,9 +232,8 @@ class TrainedRun:
             raise ValueError(
                 f"{self.workdir} was trained on images, and continues no text"
             )
-        generator = Generator(
-            self.task, self.variables, self.task_info["vocab"], self.task_info["eod"]
-        )
+        vocab, eod = self.task_info["vocab"], self.task_info["eod"]
+        generator = Generator(self.task, self.variables, vocab, eod)
         encoded = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
         added = generator(encoded, tokens, temperature=temperature, seed=seed)
         return [self.tokenizer.decode(each) for each in added]
@@ -330,9 +309,8 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
     saved = read_model(folder, update)
     variables = saved.model.variables
     if _shapes(variables) != _shapes(wanted):
-        raise DamagedFileError(
-            folder / "config.json", "the checkpoint holds another model"
-        )
+        what = "the checkpoint holds another model"
+        raise DamagedFileError(folder / "config.json", what)
     return TrainedRun(
         workdir=folder,
         config=config.lock(),
@@ -345,8 +323,7 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
 
 
 def _shapes(variables: Variables) -> dict[Any, tuple[int, ...]]:
-    flat: dict[Any, Any] = traverse_util.flatten_dict(variables)
-    return {path: array.shape for path, array in flat.items()}
+    return {path: x.shape for path, x in jax.tree.leaves_with_path(variables)}
 
 
 def _refuse_single(inputs: Any) -> None:
@@ -358,7 +335,6 @@ def _refuse_single(inputs: Any) -> None:
 
 
 def _named(config: Config, image: Input) -> dict[str, Any]:
-    """Returns the item of an image; errors name the file."""
     if isinstance(image, bytes | np.ndarray):
         return decode_input(config, image)
     path = typed_path(image)

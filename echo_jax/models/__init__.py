@@ -21,7 +21,7 @@ __getattr__ = door(
     __name__,
     {
         "batch_norm": ["statistics_axes", "statistics_over"],
-        "resnet": ["norm_layer"],
+        "resnet": ["normalise"],
         "ssd": ["map_sizes"],
     },
 )

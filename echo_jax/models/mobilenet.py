@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from echo_jax.models.imagenet_resnet import conv
-from echo_jax.models.resnet import Norm, norm_layer
+from echo_jax.models.resnet import Norm, normalise
 
 MobileNetSize = Literal["small", "large"]
 
 
 class _Block(NamedTuple):
-    """A row of the paper's tables."""
-
     kernel: int
     expanded: int
     channels: int
@@ -24,7 +22,7 @@ class _Block(NamedTuple):
     stride: int
 
 
-# Tables 1 and 2 of the paper.
+# Rows of tables 1 and 2 of the paper.
 _BLOCKS = {
     "large": (
         _Block(3, 16, 16, False, False, 1),
@@ -179,15 +177,9 @@ class _ConvNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        x = conv(
-            self.channels,
-            self.kernel,
-            self.stride,
-            self.dtype,
-            groups=self.groups,
-            name="conv",
-        )(x)
-        return norm_layer(self.norm, self.dtype, train, name="norm")(x)
+        sizes = self.channels, self.kernel, self.stride, self.dtype
+        x = conv(*sizes, groups=self.groups, name="conv")(x)
+        return normalise(x, self.norm, self.dtype, train=train, name="norm")
 
 
 def _divisible_by_8(channels: int) -> int:

@@ -1,5 +1,6 @@
 """Residual networks for small images (He et al. 2016, section 4.2)."""
 
+from functools import partial
 from typing import Literal, get_args
 
 import flax.linen as nn
@@ -65,7 +66,8 @@ class ResNet(nn.Module):
         """
         self._check()
         x = _conv(self.width, self.dtype, name="stem")(images)
-        x = nn.relu(norm_layer(self.norm, self.dtype, train, name="stem_norm")(x))
+        normed = partial(normalise, norm=self.norm, dtype=self.dtype, train=train)
+        x = nn.relu(normed(x, name="stem_norm"))
         for stage in range(3):
             for block in range((self.depth - 2) // 6):
                 x = _Block(
@@ -93,8 +95,6 @@ class ResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut without parameters."""
-
     channels: int
     stride: int
     norm: Norm
@@ -102,10 +102,11 @@ class _Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        normed = partial(normalise, norm=self.norm, dtype=self.dtype, train=train)
         y = _conv(self.channels, self.dtype, self.stride, name="conv_0")(x)
-        y = nn.relu(norm_layer(self.norm, self.dtype, train, name="norm_0")(y))
+        y = nn.relu(normed(y, name="norm_0"))
         y = _conv(self.channels, self.dtype, name="conv_1")(y)
-        y = norm_layer(self.norm, self.dtype, train, name="norm_1")(y)
+        y = normed(y, name="norm_1")
         if x.shape != y.shape:
             extra = self.channels - x.shape[-1]
             x = jnp.pad(
@@ -127,16 +128,19 @@ def _conv(channels: int, dtype: jnp.dtype, stride: int = 1, *, name: str) -> nn.
     )
 
 
-def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Module:
-    """Returns the module that normalises the output of a convolution."""
-    if norm == "group":
-        return nn.GroupNorm(
-            num_groups=None, group_size=_GROUP_CHANNELS, dtype=dtype, name=name
-        )
-    return nn.BatchNorm(
-        use_running_average=not train,
-        momentum=momentum_or_none(0.9),
-        dtype=dtype,
-        axis_name=statistics_axes(),
-        name=name,
-    )
+def normalise(
+    x: jax.Array, norm: Norm, dtype: jnp.dtype, *, train: bool, name: str
+) -> jax.Array:
+    """Normalises the output of a convolution."""
+    with jax.numpy_dtype_promotion("standard"):  # Flax needs it in bfloat16.
+        if norm == "group":
+            return nn.GroupNorm(
+                num_groups=None, group_size=_GROUP_CHANNELS, dtype=dtype, name=name
+            )(x)
+        return nn.BatchNorm(
+            use_running_average=not train,
+            momentum=momentum_or_none(0.9),
+            dtype=dtype,
+            axis_name=statistics_axes(),
+            name=name,
+        )(x)

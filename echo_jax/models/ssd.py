@@ -100,7 +100,6 @@ class SSD(nn.Module):
         return jnp.concatenate(offsets, axis=1), jnp.concatenate(scores, axis=1)
 
     def _next_map(self, x: jax.Array, number: int, *, train: bool) -> jax.Array:
-        """Returns the map after `x`; see `map_sizes`."""
         channels = self.width * (_FIRST_EXTRAS if number < 3 else _OTHER_EXTRAS)
         stride, padding = (2, 1) if x.shape[1] > _SMALL else (1, 0)
         plan = [(channels // 2, 1, 1, 0), (channels, 3, stride, padding)]

@@ -96,7 +96,7 @@ class Transformer(nn.Module):
                 bias=self.bias,
                 name=f"block_{i}",
             )(x, train=train, segments=segments)
-        x = nn.LayerNorm(dtype=self.dtype, name="norm")(x)
+        x = _norm(x, self.dtype, "norm")
         # The loss is a difference of large numbers: bfloat16 logits would round it.
         if self.tied:
             table = embed.embedding.astype(self.dtype)
@@ -136,7 +136,6 @@ class Transformer(nn.Module):
                 )
 
     def _add_positions(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
-        """Adds the positions to the embeddings."""
         if self.positions == "learned":
             table = self.param(
                 "positions",
@@ -164,14 +163,17 @@ def _positions_in(segments: jax.Array) -> jax.Array:
 def _sinusoids(length: int, width: int) -> jax.Array:
     """Returns sines in the first half of the columns and cosines in the second."""
     rates = 10_000 ** (-jnp.arange(0, width, 2) / width)
-    angles = jnp.arange(length)[:, None] * rates[None]
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * rates[None]
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
     return table[:, :width]
 
 
-class _Block(nn.Module):
-    """Causal self-attention, then a feed-forward part; both residual."""
+def _norm(x: jax.Array, dtype: jnp.dtype, name: str) -> jax.Array:
+    with jax.numpy_dtype_promotion("standard"):  # Flax needs it in bfloat16.
+        return nn.LayerNorm(dtype=dtype, name=name)(x)
 
+
+class _Block(nn.Module):
     num_heads: int
     d_ff: int
     num_layers: int
@@ -204,21 +206,24 @@ class _Block(nn.Module):
         # the sum starts with the variance of one branch (Radford et al. 2019).
         branch_scale = 1 / (2 * self.num_layers)
 
-        y = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)
+        y = _norm(x, self.dtype, "attention_norm")
         qkv = dense(3 * width, "qkv")(y)
         qkv = qkv.reshape(batch, length, 3, self.num_heads, width // self.num_heads)
-        if self.dtype == jnp.float16:
-            # jax asks for a product of float16 that CPUs and TPUs do not have.
+        is_strict = jax.numpy_dtype_promotion.value == "strict"
+        if self.dtype == jnp.float16 or is_strict:
+            # jax asks for a product of float16 that CPUs and TPUs do not have, and
+            # where types must not be promoted, it compiles none of bfloat16.
             qkv = qkv.astype(jnp.float32)
         mask = None
         if segments is not None:
             mask = (segments[:, :, None] == segments[:, None, :])[:, None]
-        y = jax.nn.dot_product_attention(
-            qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], mask=mask, is_causal=True
-        )
+        with jax.numpy_dtype_promotion("standard"):  # Jax needs it in bfloat16.
+            y = jax.nn.dot_product_attention(
+                qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], mask=mask, is_causal=True
+            )
         y = dense(width, "attention_out", branch_scale)(y.reshape(x.shape))
         x = x + drop(y)
 
-        y = nn.LayerNorm(dtype=self.dtype, name="ff_norm")(x)
+        y = _norm(x, self.dtype, "ff_norm")
         y = self.activation(dense(self.d_ff, "ff_in")(y))
         return x + drop(dense(width, "ff_out", branch_scale)(y))

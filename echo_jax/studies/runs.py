@@ -49,6 +49,8 @@ class Run:
     # The rows of ``metrics.jsonl`` that hold an evaluation, in order.
     evals: Sequence[Mapping[str, Any]]
     diverged: int | None = None  # The update at which it diverged, or None.
+    # Whether the last line of ``metrics.jsonl`` is half written, and left out.
+    is_cut: bool = False
 
     @property
     def metric(self) -> str:
@@ -171,7 +173,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             f"{folder} holds no summary.json: the run is not finished; resume it "
             "with the command that started it"
         )
-    rows = _read_rows(folder / "metrics.jsonl")
+    rows, is_cut = _read_rows(folder / "metrics.jsonl")
     evals = [row for row in rows if row.get("kind") == "eval"]
     if diverged is None:
         summary = _read_json(folder / "summary.json", fields.SUMMARY)
@@ -187,6 +189,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         summary=summary,
         evals=evals,
         diverged=None if diverged is None else diverged["update"],
+        is_cut=is_cut,
     )
     _check_run(run, len(rows), folder)
     return run
@@ -256,27 +259,30 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _read_rows(path: RunPath) -> list[dict[str, Any]]:
+def _read_rows(path: RunPath) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the rows, and whether a last one is half written, and left out."""
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except FileNotFoundError:
         raise StudyError(f"{path} is missing; run the arm again") from None
-    rows = []
+    rows, lines = [], content.splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(_shown(read_line(line)))
         except (ValueError, RecursionError) as error:
+            if number == len(lines) and not content.endswith(b"\n"):
+                return rows, True
             raise StudyError(
                 f"{path}, line {number}, is damaged: {error}; run the arm again"
             ) from None
-    return rows
+    return rows, False
 
 
 def _check_run(run: Run, number: int, folder: RunPath) -> None:
     rows = folder / "metrics.jsonl"
     # A checksum does not detect a cut between two lines. A summary of an earlier
     # version has no number of rows.
-    if number < run.summary.get("rows", 0):
+    if number + run.is_cut < run.summary.get("rows", 0):
         raise StudyError(
             f"{rows} holds {number} rows of the {run.summary['rows']} that "
             "summary.json speaks of; run the arm again"

@@ -143,12 +143,22 @@ def notes(study: Study) -> list[str]:
     if study.sends_unevenly:
         sent = (f"{run.name} {decimal(int(run.bytes_sent))}" for run in study.runs)
         lines.append(f"Sent by each device in the whole run: {', '.join(sent)}.")
+    if any(run.environment.get("cpu_count") == 1 for run in study.runs):
+        lines.append(
+            "One CPU core: the input pipeline takes its time from the steps, so an "
+            "echo saves the pipeline's work, and no waiting."
+        )
     if "simulated storage" in study.caveats:
         lines.append(f"Simulated storage: {_storage_in_words(study)}.")
     if "synthetic data" in study.caveats:
         lines.append("Synthetic data: the examples were made by a program.")
-    # Of runs that went on after their files had been damaged.
+    # Of runs whose files have been damaged.
     for run in study.runs:
+        if run.is_cut:
+            lines.append(
+                f"{run.name}: the last line of metrics.jsonl is half written, and left "
+                "out."
+            )
         if updates := run.summary.get("restored"):
             lines.append(
                 f"{run.name} went on from an older checkpoint where that of update "

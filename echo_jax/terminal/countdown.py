@@ -62,7 +62,6 @@ class Countdown:
             print(f"{done:4.0%}  {what}{self._eta(now)}", file=sys.stderr, flush=True)
 
     def _eta(self, now: float) -> str:
-        """Returns the time left at the mean speed since this step began."""
         gained = self._done - self._began_at
         if gained <= 0:
             return ""

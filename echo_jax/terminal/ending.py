@@ -8,18 +8,19 @@ signal.
 
 import contextlib
 import ctypes
+import io
 import multiprocessing
 import os
 import select
 import shlex
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 # The command of this process, if the process has no other purpose. It is global, like
 # signal handlers.
@@ -89,10 +90,9 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         os._exit(status)
 
 
-# They read their task from this process and would print long tracebacks when it ends.
-# Only Linux can list them.
+# `multiprocessing` does not list them yet. They read their task from this process, and
+# would print long tracebacks when it ends. Only Linux can list them.
 def _kill_spawned() -> None:
-    """Kills starting workers, which `multiprocessing` does not list yet."""
     for path in Path("/proc").glob("[0-9]*"):
         # Other processes may end in the meantime.
         with contextlib.suppress(OSError):
@@ -122,6 +122,29 @@ def drop_lost_outputs() -> bool:
     return bool(gone)
 
 
+class _Output(io.FileIO):
+    """An output of this process; once its reader has gone, writes do nothing."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            drop_lost_outputs()
+            said = "nobody reads its output any more; it goes on, and prints no more"
+            os.write(_ERRORS, f"{' '.join(_program[:2])}: {said}\n".encode())
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Lets this process go on if the reader of an output goes away, as `head` does."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            raw = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+            coding = stream.encoding, stream.errors
+            setattr(sys, name, io.TextIOWrapper(raw, *coding, line_buffering=True))
+
+
 # It works only in the main thread, which gets Python's signals. Only the last entered
 # one gets a signal.
 class SignalThread:
@@ -139,9 +162,7 @@ class SignalThread:
         self._before = signal.set_wakeup_fd(
             self._writer.fileno(), warn_on_full_buffer=False
         )
-        self._thread = threading.Thread(
-            target=self._listen, name="signals", daemon=True
-        )
+        self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         return self
 
@@ -183,7 +204,8 @@ class EndsAtOnce:
         os.environ["PYTHONWARNINGS"] = f"{warnings},ignore:resource_tracker".strip(",")
         self._listener.__enter__()
         self._handlers = {
-            signum: signal.signal(signum, self._handle)
+            # The thread has already got the signal.
+            signum: signal.signal(signum, lambda *_: None)
             for signum in stop_signals()
             if signal.getsignal(signum) != signal.SIG_IGN
         }
@@ -203,9 +225,6 @@ class EndsAtOnce:
         self._listener.__exit__()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         _program = ()
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Does nothing: the thread has already got the signal."""
 
     def _end(self, signum: int) -> None:
         if signum in self._handlers:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -19,7 +20,7 @@ _PACKAGE = Path(__file__).parents[1]
 _OUTPUT = 1  # the descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # System errors that libraries report only in words.
-_IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE)
+_IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
 _FIXES = {
     errno.ENOENT: "name one that is there",
     errno.ENOTDIR: "name another path",
@@ -28,15 +29,25 @@ _FIXES = {
     errno.EPERM: "change its permissions, or name another path",
     errno.EROFS: "name a path that can be written",
     errno.EFBIG: "raise the limit of 'ulimit -f'",
-    errno.EMFILE: "raise the limit of 'ulimit -n'",
+    errno.EMFILE: "raise the limit of {files} open files by 'ulimit -n 65536'",
+    errno.ENFILE: "end other programs, or raise fs.file-max of the machine",
     errno.EIO: "the disk, or the way to it, fails: look at the system's log",
 }
 _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
 _OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
-_QUOTED_FILE = re.compile(r'"(/[^"]+)"|(?:writing|opening) ([^;]+);')
+_QUOTED_FILE = re.compile(r'"(/[^"]+)"|(?:writing|opening) ([^;\n]+)(?:;|$)')
 _ORBAX_PART = ".orbax-checkpoint-tmp"
 # Grain's message when a reader process has died.
 _DEAD_WORKER = re.compile(r"Worker process was terminated .* exit code (-?\d+)")
+_FILES = resource.RLIMIT_NOFILE
+# Where worker processes put their batches.
+_SHARED = "/dev/shm"
+_SHARED_IS_FULL = (
+    f"the shared memory of worker processes, {_SHARED}, is full; lower "
+    "--config.data.workers or --config.batch_size, or make it larger, in a container "
+    "with --shm-size=8g; the same command goes on from what is saved"
+)
+_SHARED_RESERVE_BYTES = 16 * 1024**2
 _LOGGERS = ("absl", "asyncio", "concurrent.futures")
 # Grain adds a paragraph about its own frames to every error message.
 _ADDED = "\n--------------------\n"
@@ -77,7 +88,6 @@ def sentence(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Returns the causes of an error, the last first."""
     found = [error]
     while (cause := found[-1].__cause__ or found[-1].__context__) not in (None, *found):
         found.append(cause)
@@ -100,7 +110,10 @@ def _of_system(error: BaseException) -> str | None:
         file = "".join(quoted[-1]).partition(_ORBAX_PART)[0]
     name = "a file" if file is None else os.fsdecode(file)
     if number not in _FULL:
-        return "; ".join(filter(None, (f"{name}: {what}", _FIXES.get(number))))
+        fix = _FIXES.get(number, "").format(files=resource.getrlimit(_FILES)[0])
+        return "; ".join(filter(None, (f"{name}: {what}", fix)))
+    if name.startswith("/psm_") or (file is None and _is_full(_SHARED)):
+        return _SHARED_IS_FULL
     if file is None and _is_output_full():
         name = "the file of standard output"
     free = "" if file is None else _free(name)
@@ -111,15 +124,19 @@ def _of_system(error: BaseException) -> str | None:
 
 
 def _is_output_full() -> bool:
-    """Whether standard output is a file on a full disk."""
     with contextlib.suppress(OSError):
         is_file = stat.S_ISREG(os.fstat(_OUTPUT).st_mode)
         return is_file and not os.fstatvfs(_OUTPUT).f_bavail
     return False
 
 
+def _is_full(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free < _SHARED_RESERVE_BYTES
+    return False
+
+
 def _free(file: str) -> str:
-    """Returns the free space at a file's place, in words."""
     for folder in Path(file).absolute().parents:
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(folder).free
@@ -128,6 +145,9 @@ def _free(file: str) -> str:
 
 
 def _of_worker(status: int) -> str:
+    # The kernel sends SIGBUS to who writes to memory that it cannot give.
+    if -status == signal.SIGBUS:
+        return _SHARED_IS_FULL
     with contextlib.suppress(ValueError):
         how = f"was killed by {signal.Signals(-status).name}"
         return (
@@ -179,7 +199,6 @@ def _of_starting_jax(error: BaseException) -> str | None:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether this package has written the message of an error."""
     if type(error).__module__.partition(".")[0] == _PACKAGE.name:
         return True
     if not isinstance(error, ValueError | RuntimeError | OSError | ImportError) or (
@@ -204,8 +223,7 @@ def quiet_libraries() -> Iterator[None]:
         logger.addFilter(_has_no_traceback)
     # TensorFlow logs the traceback of every failed Python call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.excepthook = _ignore
-    threading.excepthook = sys.unraisablehook = _ignore
+    sys.excepthook = threading.excepthook = sys.unraisablehook = lambda *_: None
     try:
         yield
     finally:
@@ -224,7 +242,3 @@ def forget(error: BaseException) -> None:
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
     return not record.exc_info
-
-
-def _ignore(*args: object) -> None:
-    pass

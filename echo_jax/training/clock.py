@@ -60,7 +60,6 @@ class Clock:
         return {"wall_s": spent["train_s"] + spent["wait_s"], **spent}
 
     def _switch(self, phase: Phase) -> Phase:
-        """Starts a phase; returns the phase before it."""
         now, before = self._now(), self._phase
         self._spent[before] += now - self._since
         self._phase, self._since = phase, now

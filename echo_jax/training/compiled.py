@@ -129,8 +129,6 @@ class CompiledFunctions:
 
 
 class _Shared:
-    """The functions of a task on a mesh, shared by equal runs."""
-
     def __init__(
         self,
         init_state: Callable[..., Any],

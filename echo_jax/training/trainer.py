@@ -241,8 +241,10 @@ def train_step(
     skipped = state.replace(
         update=state.update + 1, window=window, gradients=gradients, metrics=sums
     )
+    with jax.numpy_dtype_promotion("standard"):  # Parameters may be bfloat16.
+        params = optax.apply_updates(state.params, changes)
     new_state = skipped.replace(
-        params=optax.apply_updates(state.params, changes),
+        params=params,
         model_state=found.model_state,
         opt_state=opt_state,
         window=window.add(found.losses, repeat),
@@ -348,7 +350,7 @@ def train(
     workdir = run_folder(workdir)
     with lock_workdir(workdir) as lock:
         if is_main_process():
-            check_workdir(workdir, config)
+            check_workdir(workdir, config, workload.metadata)
         return train_checked(config, workload, workdir, lock, console=console)
 
 
@@ -662,7 +664,6 @@ class Trainer:
         return self.feed.hold(num_updates)
 
     def _count_skipped(self) -> None:
-        """Counts and prints the bad items that the input leaves out."""
         most = self.config.data.max_bad
         for bad in self.feed.skipped:
             count = self.totals.skipped + 1

@@ -28,6 +28,7 @@ from echo_jax.data.detection.crop import SsdCrop, flip, ssd_crop
 from echo_jax.data.detection.records import (
     DecodeBoxes,
     DecodeForEvaluation,
+    boxes_left_out,
     resize_to_square,
 )
 from echo_jax.data.images.decode import Encoded, decode_image
@@ -172,15 +173,14 @@ def detection_loss(
     offsets: jax.Array, scores: jax.Array, targets: Targets, *, kind: Loss
 ) -> jax.Array:
     """Returns the loss of an image, float32[]; see `Detector`."""
-    num_matched = targets.is_matched.sum()
+    num_matched = jnp.float32(jnp.maximum(targets.is_matched.sum(), 1))
     place = optax.huber_loss(offsets, targets.offsets).sum(axis=-1)
     place = jnp.where(targets.is_matched, place, 0).sum()
     of_classes = {"multibox": _mined, "focal": _focal}[kind]
-    return (place + of_classes(scores, targets)) / jnp.maximum(num_matched, 1)
+    return (place + of_classes(scores, targets)) / num_matched
 
 
 def _mined(scores: jax.Array, targets: Targets) -> jax.Array:
-    """Returns the cross-entropy of matched boxes and of the worst other boxes."""
     labels = jnp.where(targets.is_matched, targets.labels + 1, 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
     of_matched = jnp.where(targets.is_matched, losses, 0).sum()
@@ -217,6 +217,8 @@ def build(config: Any) -> Workload:
     decode = DecodeBoxes(
         splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
     )
+    of_train = splits.info["splits"][splits.metadata["train"]["split"]]
+    objects = of_train.get("images_by_objects", {})
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
     judged = _Judged(splits, Subset(splits.evaluation, chosen))
     return make_workload(
@@ -228,15 +230,17 @@ def build(config: Any) -> Workload:
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
         evaluated=Stages(judged.records, DecodeForEvaluation(decode)),
         eval_threads=max(PipelineSpec.from_config(config).threads, 1),
-        data_metadata={**splits.metadata, "categories": len(categories)},
+        data_metadata={
+            **splits.metadata,
+            "categories": len(categories),
+            "left_out": boxes_left_out(objects, data.max_boxes),
+        },
         evaluator=judged.evaluator,
         augment_on_device=Augment(on_device) if on_device else None,
     )
 
 
 class _Judged:
-    """The images of an evaluation, and the evaluators of their detections."""
-
     def __init__(self, splits: Splits, records: RecordSource) -> None:
         self.records = records
         self._splits = splits

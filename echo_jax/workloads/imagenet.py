@@ -107,7 +107,6 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
 
 
 def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
-    """Returns the augmentations of `data.augment`, for the host and the devices."""
     names, size = config.data.augment, config.data.image_size
     on_host = {
         "crop": OnImage(functools.partial(random_resized_crop, size=size)),
@@ -138,12 +137,10 @@ def _decode(config: Any) -> Callable[[Encoded], Any]:
 
 
 def _middle(config: Any) -> functools.partial:
-    """Returns the function that resizes an image and takes its middle."""
     return functools.partial(
         resize_center_crop, size=config.data.image_size, resize=config.data.resize
     )
 
 
 def _keep_encoded(encoded: Encoded) -> Encoded:
-    """Leaves the decoding to the crop, which decodes only the needed part."""
     return encoded

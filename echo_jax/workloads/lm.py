@@ -93,7 +93,6 @@ class LanguageModel(Task):
     def _token_losses(
         self, variables: Variables, tokens: ArrayLike, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Returns the loss of every predicted token, float32[B, T]."""
         tokens = jnp.asarray(tokens, jnp.int32)
         logits = self._logits(variables, tokens[:, :-1], dropout_key)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
@@ -173,7 +172,6 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-    """Returns the fields of the model with the defaults of optional fields."""
     sizes = {**_OPTIONAL["model"], **config.model}
     unknown = sizes.keys() - _SIZES - _OPTIONAL["model"].keys()
     if unknown:

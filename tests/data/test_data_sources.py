@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tarfile
+import unicodedata
 from pathlib import Path
 from unittest import mock
 
@@ -67,6 +68,26 @@ class Texts:
 class Images(Texts):
     classes = CLASSES
     examples = IMAGES
+
+
+FEW = {
+    split: [{**e, "label": 2 - e["label"]} for e in examples if e["label"]]
+    for split, examples in IMAGES.items()
+}
+
+
+class Few(Images):
+    """Two of the classes, in another order and in another form of Unicode."""
+
+    classes = ("fish", unicodedata.normalize("NFD", "dög"))
+    examples = FEW
+
+    def __len__(self):
+        return len(FEW[self.split])
+
+
+class Unknown(Few):
+    classes = ("fish", "bird")
 
 
 class WrongLabel(Images):
@@ -284,6 +305,14 @@ def test_the_config_of_a_run_folder_names_no_code(tmp_path, compiled_soon):
     with pytest.raises(ValueError, match="names code"):
         evaluate_run(run)
     assert evaluate_run(run, source=fields["data.source"]).metrics
+    # Other data may have some of the classes.
+    few = [example for example in IMAGES["validation"] if example["label"]]
+    found = run.predict([e["image"] for e in few])["probabilities"].argmax(axis=1)
+    right = found == [e["label"] for e in few]
+    metrics = evaluate_run(run, source=f"python:{__name__}:Few").metrics
+    assert metrics["accuracy"] == pytest.approx(right.mean())
+    with pytest.raises(ValueError, match=r"1 of 2 classes that .* such as 'bird'"):
+        evaluate_run(run, source=f"python:{__name__}:Unknown")
 
 
 @pytest.mark.parametrize("label", [b"4\n", b"4.0"])

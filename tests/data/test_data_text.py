@@ -62,6 +62,15 @@ def test_one_file_holds_out_its_last_twentieth(tmp_path):
         open_sequences(str(tmp_path / "one.txt"), 8, splits=("train", "extra"))
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".JSON"])
+def test_files_of_fields_are_no_text_though_they_are_packed(tmp_path, ending):
+    (path := tmp_path / f"x{ending}.gz").write_bytes(
+        gzip.compress(b'{"text": "a"}' * 9)
+    )
+    with pytest.raises(ValueError, match=f"of type '{ending.lower()}'; text is read"):
+        load_corpus(str(path))
+
+
 PACKED = {".gz": gzip.compress, ".xz": lzma.compress}
 
 

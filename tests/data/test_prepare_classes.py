@@ -1,6 +1,7 @@
 """The class of an image is what its user meant, or it is refused in a sentence."""
 
 import struct
+import unicodedata
 import zlib
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def refusal(tmp_path, *sources, **more):
 
 def folder(tmp_path, *names, at="x"):
     return write(tmp_path / at, dict.fromkeys(names, IMAGE))
+
+
+def test_class_folders_in_two_forms_of_unicode_are_one_class(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    train = write(tmp_path / "train", {f"{composed}/0.jpg": IMAGE, "tea/1.jpg": IMAGE})
+    other = write(tmp_path / "other", {f"{apart}/0.jpg": IMAGE, "tea/1.jpg": IMAGE})
+    for sources in ((train, f"validation={other}"), (other, f"validation={train}")):
+        out = tmp_path / f"out of {Path(sources[0]).name}"
+        info = made(out, *sources)
+        assert info["classes"] == [composed, "tea"]
+        said = f"one class each, in several forms of Unicode: {composed}"
+        assert info["notes"] == [said]
+        assert [r["label"] for r in records(out, "validation")] == [0, 1]
+    # A list may have another form, of files and of classes.
+    (table := tmp_path / "of.csv").write_text(f"x/{apart}.jpg,{apart}\nx/1.jpg,tea\n")
+    files = {f"x/{composed}.jpg": IMAGE, "x/1.jpg": IMAGE}
+    info = made(tmp_path / "out", write(tmp_path / "plain", files), classes=table)
+    assert info["classes"] == [composed, "tea"] and info["notes"] == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "x.zip"])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -218,7 +219,11 @@ NO_COCO = [
     (coco_json({1: ("a", 2, 2), "1": ("b", 2, 2)}, []), "two images have one id"),
     (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),
     (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
-    (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it is not JSON: "),
+    (coco_json(IMAGES, [{"id": 77, "x": float("nan")}]), "it holds NaN, and JSON has"),
+    (coco_json(IMAGES, [{"bbox": [1, float("-inf")]}]), "-Infinity, and JSON has num"),
+    (b'{"images": [], "categories": []}', "images without annotations, as image_info"),
+    (coco_json(IMAGES, [{"segments_info": []}]), "it holds panoptic segments, not bo"),
+    (b'{"annotations": [{"caption": "a"}]}', "captions, not boxes; give an instances"),
     (b'{"other": ' + b"[" * 100_000, "nested more than 64 deep"),
     (b'{"other": "' + b"a" * 17_000_000, "it holds a text of over 16777216 bytes"),
 ]
@@ -227,8 +232,50 @@ NO_COCO = [
 @pytest.mark.parametrize(("content", "message"), NO_COCO, ids=range(len(NO_COCO)))
 def test_what_is_no_coco_file_is_refused_in_one_line(tmp_path, content, message):
     said = refusal(tmp_path, content)
-    assert message in said and "a.json' is no COCO file" in said
+    assert message in said and "a.json' cannot be read as boxes in COCO's" in said
     assert len(said) < 500 + len(str(tmp_path))
+
+
+def test_a_number_that_json_lacks_is_shown_with_its_place(tmp_path):
+    boxes = [*BOXES, {"id": 77, "area": float("nan"), "category_id": 3}]
+    said = refusal(tmp_path, coco_json(IMAGES, boxes))
+    assert '"id": 77, "area": NaN, "category_id"' in said
+
+
+NAMES = {
+    "backslash": lambda name: f"sub\\{name}",
+    "dotted": lambda name: f"./sub/{name}",
+    "another form of Unicode": lambda name: f"sub/é{name}",
+}
+
+
+@pytest.mark.parametrize("of_json", NAMES)
+@pytest.mark.parametrize("kind", ["", ".zip", ".tar"])
+def test_an_image_is_found_however_its_path_is_written(tmp_path, of_json, kind):
+    written = {k: (NAMES[of_json](name), *size) for k, (name, *size) in IMAGES.items()}
+    (tmp_path / "a.json").write_bytes(coco_json(written, BOXES))
+    accent = unicodedata.normalize("NFD", "é") * ("Unicode" in of_json)
+    slash = "\\" if kind == ".zip" else "/"
+    files = {f"sub{slash}{accent}{name}": FILES[name] for name in FILES}
+    images = write(tmp_path / f"images{kind}", files)
+    info = prepare_coco([f"{tmp_path}/a.json:{images}"], Settings(out=tmp_path / "out"))
+    assert info["skipped"]["count"] == 0 and info["splits"]["train"]["examples"] == 3
+    found = {r["image_id"]: r["image"] for r in records(tmp_path / "out", "train")}
+    assert found == {k: FILES[name] for k, (name, *_) in IMAGES.items()}
+
+
+def test_files_and_boxes_that_are_left_out_are_counted(tmp_path):
+    plain = {"id": 0, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1]}
+    many = [{**plain, "id": k} for k in range(100, 220)]
+    files = {**FILES, "more/x.jpg": FILES["a.jpg"], "y": b"", "z.txt": b""}
+    info, _ = prepare(tmp_path, coco_json(IMAGES, [*BOXES, *many]), files)
+    assert info["notes"] == [
+        "left out, as the annotations do not name them: 3 files (such as train: "
+        "more/x.jpg)",
+        "train: training with data.max_boxes=100 leaves out 20 boxes of 1 image",
+    ]
+    # One of the boxes of image 11 surrounds a crowd.
+    assert info["splits"]["train"]["images_by_objects"] == {"1": 2, "120": 1}
 
 
 def test_annotations_that_fill_the_memory_are_refused(tmp_path):
@@ -281,6 +328,18 @@ def test_the_categories_of_other_splits_are_those_of_train(tmp_path):
     first = records(tmp_path / "new", "validation")[0]
     assert np.frombuffer(first["labels"], "<i4").tolist() == [1]
     assert info["splits"]["validation"]["boxes"] == 1
+
+
+def test_names_of_categories_in_two_forms_of_unicode_are_one(tmp_path):
+    images, sources = write(tmp_path / "images", FILES), []
+    for split, form in (("train", "NFD"), ("validation", "NFC")):
+        name = unicodedata.normalize(form, "café")
+        (tmp_path / split).write_bytes(coco_json(IMAGES, [], [(7, name)]))
+        sources.append(f"{split}={tmp_path}/{split}:{images}")
+    info = prepare_coco(sources, Settings(out=tmp_path / "out"))
+    assert info["classes"] == [name]
+    assert info["notes"] == [f"one class each, in several forms of Unicode: {name}"]
+    assert truth_of(tmp_path / "out")["categories"] == [{"id": 7, "name": name}]
 
 
 def test_held_out_images_take_their_boxes_along(tmp_path, monkeypatch):

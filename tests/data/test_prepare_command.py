@@ -85,6 +85,31 @@ def test_every_example_in_the_help_is_true(folder, capsys, kind):
             read_info(re.search(r"--out (\S+)", example)[1])
 
 
+def test_what_is_left_out_is_said(folder, capsys):
+    write(
+        "photos",
+        {"cat/notes.txt": b"x", "dog/x.csv": b"", "a\u0301/1.jpg": make_image(1)},
+    )
+    write("photos", {"\xe1/2.jpg": make_image(2)})
+    out = run("echo-jax prepare images photos --out out", capsys)[1]
+    assert (
+        "left out, as no images: 1 .txt (such as train: cat/notes.txt), 1 .csv "
+        "(such as train: dog/x.csv), 1 folders without an image (such as train: dog)\n"
+    ) in out
+    assert "one class each, in several forms of Unicode: \xe1\n" in out
+    box = {"image_id": 1, "category_id": 7, "bbox": [0, 0, 5, 5]}
+    boxes = [{**box, "id": k} for k in range(130)]
+    write(".", {"many.json": coco_json({1: ("a.jpg", 12, 10)}, boxes)})
+    out = run("echo-jax prepare coco many.json:train2017 --out coco", capsys)[1]
+    assert "training with data.max_boxes=100 leaves out 30 boxes of 1 image\n" in out
+    write(
+        "books", {"a.jsonl": b'{"text": "a"}\n' * 99, "b.csv.gz": gzip.compress(b"a,b")}
+    )
+    out = run("echo-jax prepare text books --tokenizer bytes --out text", capsys)[1]
+    said = "read as plain text, with their braces, commas and names of fields: 1 .jsonl"
+    assert f"{said} (such as train: a.jsonl), 1 .csv (such as train: b.csv.gz)\n" in out
+
+
 def test_it_says_what_was_made_and_what_was_not(folder, capsys):
     write("photos", {"cat/cut.jpg": make_image(0)[:-2], "cat/empty.jpg": b""})
     command = "echo-jax prepare images photos --out out"

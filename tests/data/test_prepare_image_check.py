@@ -15,7 +15,7 @@ from prepare_cases import coco_json, make_image, write
 from echo_jax.data.prepare import Settings, prepare_coco
 
 JPEG, PNG = make_image(0, ".jpg", (30, 20)), make_image(0, ".png", (30, 20))
-NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
+NO_IMAGE = "no JPEG, PNG, WebP, BMP, GIF or PPM: convert it to one"
 HUGE = "not between 1 and 67108864 pixels"
 
 
@@ -56,6 +56,7 @@ def other(kind, size=(30, 20), **options):
 OTHERS = {
     "BMP": other("BMP"),
     "GIF": other("GIF"),
+    "PPM": other("PPM"),
     "WEBP": other("WEBP"),
     "WEBP lossless": other("WEBP", lossless=True),
     "WEBP with more": other("WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0", lossless=True),

@@ -1,11 +1,13 @@
 """Class folders become labelled records, exactly, wherever the making was stopped."""
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from prepare_cases import (
     class_folders,
     contents,
     make_image,
+    member,
     prepare,
     records,
     refusal,
@@ -266,7 +269,8 @@ BAD = {
     "cat/empty.jpg": (b"", "empty file"),
     "cat/cut.jpg": (make_image(0)[:-10], "truncated"),
     "cat/cut.png": (make_image(0, ".png")[:-40], "truncated"),
-    "cat/page.jpg": (b"<html>", "no JPEG, PNG, WebP, BMP or GIF: convert it to one"),
+    "cat/cut.ppm": (make_image(0, ".ppm")[:-40], "truncated"),
+    "cat/page.jpg": (b"<html>", "no JPEG, PNG, WebP, BMP, GIF or PPM: convert it to o"),
     "loose.jpg": (make_image(0), "in no class folder"),
 }
 
@@ -275,19 +279,59 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path):
     files = {**{name: content for name, (content, _) in BAD.items()}, **FILES}
     path, out = write(tmp_path / "x.tar.xz", files), tmp_path / "out"
     for max_bad, message in (
-        *((few, "--max-bad=5 or") for few in ("4", "29%")),  # 29 % are 4.9 of 17.
+        *((few, "--max-bad=6 or") for few in ("5", "33%")),  # 33 % are 5.9 of 18.
         *((none, "is neither a number") for none in ("", "1.5", "101%", "nan%")),
     ):
         assert message in refusal(out, path, max_bad=max_bad, shard_mb=SHARD_MB)
-    info = prepare(out, path, max_bad="30%", shard_mb=SHARD_MB)
+    info = prepare(out, path, max_bad="34%", shard_mb=SHARD_MB)
     assert [record["name"] for record in records(out, "train")] == [*FILES]
     skipped = info["skipped"]
-    assert skipped["count"] == 5 and skipped["reasons"]["truncated"] == 2
+    assert skipped["count"] == 6 and skipped["reasons"]["truncated"] == 3
     found = {bad["name"]: bad["reason"] for bad in skipped["first"]}
-    assert found == {name: reason for name, (_, reason) in BAD.items()}
+    assert found.keys() == BAD.keys()
+    assert all(found[name].startswith(reason) for name, (_, reason) in BAD.items())
     for split, of in info["splits"].items():
         labels = [record["label"] for record in records(out, split)]
         assert of["of_class"] == [labels.count(0), labels.count(1)] == [6, 6]
+
+
+KINDS = ["", ".tar.gz", ".zip"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_is_one_by_its_name_or_its_content(tmp_path, kind):
+    files = {"ant/0.jpg?size=large": make_image(0), "ant/1.JPE": make_image(1)}
+    files |= {"cat/2.jfif": make_image(2), "cat/3.ppm": make_image(3, ".ppm")}
+    files |= {"cat/4f7a": make_image(4), "cat/5.php": make_image(5, ".png")}
+    info = prepare(tmp_path / "out", write(tmp_path / f"x{kind}", files))
+    found = {
+        record["name"]: record["image"] for record in records(tmp_path / "out", "train")
+    }
+    assert found == files and info["notes"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_and_folders_without_an_image_are_counted_by_kind(tmp_path, kind):
+    others = ("ant/list", "cat/a.txt", "cat/b.TXT", "fish/x.csv")
+    folder = {".zip": {"dog/": b""}, ".tar.gz": {"dog": member("dog", tarfile.DIRTYPE)}}
+    files = {**FILES, **dict.fromkeys(others, b"no image"), **folder.get(kind, {})}
+    source = write(tmp_path / f"x{kind}", files)
+    if not kind:
+        Path(source, "dog/young").mkdir(parents=True)
+    assert prepare(tmp_path / "out", source)["notes"] == [
+        "left out, as no images: 1 without an ending (such as train: ant/list), 2 .txt "
+        "(such as train: cat/a.txt), 1 .csv (such as train: fish/x.csv), 2 folders "
+        "without an image (such as train: dog)"
+    ]
+
+
+def test_too_many_open_files_make_no_image_bad(source, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        prepare(tmp_path / "out", source, max_bad="100%")
 
 
 def test_images_of_an_unknown_class_are_bad(source, tmp_path):

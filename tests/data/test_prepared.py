@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
@@ -55,6 +56,29 @@ def test_records_are_read_by_any_index_from_any_thread_and_process(folder):
     assert len(pickled) < 300 and again.info == prepared.info
     with ThreadPoolExecutor(8) as pool:
         assert [*pool.map(again.__getitem__, [*range(10)] * 20)] == every * 20
+
+
+def test_of_many_shards_a_quarter_of_the_limit_is_open(folder, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+    open_before = len(os.listdir("/proc/self/fd"))
+    prepared = open_prepared(folder, "train")
+    for read in (prepared, pickle.loads(pickle.dumps(prepared))):
+        assert [unpack(record)["name"] for record in read] == sorted(FILES)
+    assert len(prepared.info["splits"]["train"]["shards"]) > 4
+    assert 0 < len(os.listdir("/proc/self/fd")) - open_before <= 2 * 2
+
+
+def test_too_many_open_files_are_no_damage(folder):
+    prepared = open_prepared(folder, "train")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(PreparedError) as caught:
+            prepared[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "too many files are open, of at most 3: raise the limit" in str(caught.value)
+    assert "ulimit -n" in str(caught.value) and "again" not in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["nowhere", "dataset.json/below", "empty"])

@@ -65,6 +65,15 @@ def test_images_and_those_in_folders_are_classified(
         assert [each["class"] for each in found[str(file)]] == best
         assert found[str(file)][0]["probability"] == pytest.approx(row.max())
         assert f"{best[0]} {row.max():.1%}" in out
+    # One that cannot be read is left out, wherever it is named, and said.
+    (folder / "bad.jpg").write_text("no image")
+    files = (folder, tmp_path / "no.jpg", images[1])
+    out = said(capsys, "predict", shapes_run[0], *files, "--json", json_file)
+    assert json.loads(json_file.read_text()) == found
+    assert f"left out: {folder}/bad.jpg: " in out
+    assert f"left out: {tmp_path}/no.jpg: No such file or directory" in out
+    line = refused(capsys, "predict", shapes_run[0], folder / "bad.jpg", files[1])
+    assert "bad.jpg: " in line and "no readable image" in line
     (tmp_path / "empty").mkdir()
     line = refused(capsys, "predict", shapes_run[0], tmp_path / "empty")
     assert "empty holds no image right in it" in line

@@ -21,6 +21,7 @@ def make_run(
     seconds_per_update=0.5,
     bytes_per_update=None,
     synthetic_data=False,
+    cores=2,
     **summary,
 ):
     """Writes a run that evaluates every 100 updates, at batch size 10."""
@@ -51,7 +52,7 @@ def make_run(
     folder.mkdir(parents=True)
     config = {"workload": "lm", "batch_size": BATCH, "eval_every": 100}
     change(folder / "config.json", **config)
-    made = {"devices": ["TFRT_CPU_0"], "backend": "cpu"}
+    made = {"devices": ["TFRT_CPU_0"], "backend": "cpu", "cpu_count": cores}
     made["workload"] = {"data": {"synthetic": synthetic_data}}
     change(folder / "environment.json", **made)
     change(folder / "summary.json", **{**facts, **summary})

@@ -88,7 +88,7 @@ def test_what_does_not_compare_is_refused(tmp_path, facts, message):
         ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
         ("study.json", {"arms": "arm"}, r"study\.json is damaged: 'arms' is 'arm'"),
         ("study.json", {"arms": [3]}, "its arms are no names"),
-        ("metrics.jsonl", '{"kind": "eval", "u', r"metrics\.jsonl, line 7, is damaged"),
+        ("metrics.jsonl", '{"kind": "eval"\n', r"metrics\.jsonl, line 7, is damaged"),
         ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
         ("metrics.jsonl", None, r"set --config\.eval_every below"),
     ],
@@ -172,6 +172,10 @@ def test_without_a_target_the_costs_are_those_of_the_run(tmp_path, shown, facts,
     ("facts", "said"),
     [
         ({"synthetic_data": True}, "Synthetic data: the examples were made by a prog"),
+        (
+            {"cores": 1},
+            "One CPU core: the input pipeline takes its time from the steps",
+        ),
         ({"rows_lost": 2}, "arm lost 2 rows of metrics.jsonl to damage"),
         ({"mode": "max"}, "eval loss at least 1"),
     ],
@@ -180,3 +184,17 @@ def test_notes_say_what_a_reader_must_know(tmp_path, shown, facts, said):
     baseline = make_run(tmp_path / "baseline", mode=facts.get("mode", "min"))
     _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **facts)]))
     assert any(said in note for note in notes)
+
+
+def test_a_last_line_that_is_half_written_is_left_out_and_said(tmp_path, shown):
+    folder = make_run(tmp_path / "arm", losses=(3.0, 1.0, 2.0), rows=6)
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines)[:-9])
+    study = read_runs([folder])
+    assert [row["eval_loss"] for row in study.runs[0].evals] == [3.0, 1.0]
+    said = "arm: the last line of metrics.jsonl is half written, and left out"
+    assert any(said in note for note in shown(study)[1])
+    path.write_bytes(b"".join(lines[:5])[:-9])
+    with pytest.raises(StudyError, match="holds 4 rows of the 6"):
+        read_runs([folder])

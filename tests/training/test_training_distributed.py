@@ -271,3 +271,26 @@ def test_where_the_data_of_one_hangs_all_end_with_a_sentence(tmp_path):
     saved = (path.name for path in (tmp_path / "checkpoints").iterdir())
     assert last_saved(saved) == 16
     assert not (tmp_path / "summary.json").exists()
+
+
+ONE_OF_FOUR = """
+import functools, sys
+import jax
+from echo_jax import cli
+initialize = functools.partial(jax.distributed.initialize, initialization_timeout=1)
+jax.distributed.initialize = initialize
+sys.exit(cli.main())
+"""
+
+
+def test_one_process_of_a_job_of_four_ends_with_a_sentence(tmp_path, monkeypatch):
+    tasks = {"NTASKS": "2(x2)", "PROCID": "0", "LOCALID": "0", "JOB_ID": "7"}
+    for name, value in {**tasks, "STEP_NODELIST": "localhost"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    argv = ["train", "--config=configs/lm.py:tiny", f"--workdir={tmp_path}/run"]
+    process = start([ONE_OF_FOUR, *argv])
+    errors = process.communicate(timeout=LONG_S)[1].splitlines()
+    assert process.returncode == 75
+    said = "echo-jax train: the other processes of SLURM_NTASKS=2(x2) SLURM_PROCID=0 "
+    assert errors[-2].startswith(said)
+    assert errors[-2].endswith("in one with --config.distributed.detect=False")

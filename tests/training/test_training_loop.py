@@ -179,7 +179,12 @@ def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
     after = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
     assert after == before
     # The same data may lie elsewhere.
-    assert trained(4, saved | {"source": "there"})["updates"] == 4
+    moved = saved | {"source": "there"}
+    for metadata in ({"sha256": "b"}, {}):
+        with pytest.raises(ValueError, match=r"data\.source \('' -> 'there'\)"):
+            trained(4, metadata, data__source="there")
+    assert trained(4, moved, data__source="there")["updates"] == 4
+    assert trained(6, saved)["updates"] == 6
 
 
 def test_data_that_ends_is_an_error(tmp_path):

@@ -1,6 +1,7 @@
 """Optimizers and learning rates, against values by hand and against optax."""
 
 import ast
+import functools
 import json
 
 import jax
@@ -17,6 +18,10 @@ pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 WEIGHTS = {"w": jnp.array([[3.0, 4.0]])}
 GRADS = {"w": jnp.array([[0.0, 0.5]])}
+
+
+# Optax itself promotes types.
+OPTAX = functools.partial(jax.numpy_dtype_promotion, "standard")
 
 
 def config_of(**fields):
@@ -37,7 +42,8 @@ def steps(params, grads, count=1, **fields):
         for update in range(count):
             current = optimizer.at(update, numbers)
             change, state = optimizer.update(grads, state, params, current)
-            params = optax.apply_updates(params, change)
+            with OPTAX():
+                params = optax.apply_updates(params, change)
             added.append(change)
         return added
 
@@ -65,7 +71,8 @@ def assert_close(found, expected, rtol=1e-5):
 def assert_steps_as(theirs, params, grads, found, rtol):
     state, update = theirs.init(params), jax.jit(theirs.update)
     for change in found:
-        expected, state = update(grads, state, params)
+        with OPTAX():
+            expected, state = update(grads, state, params)
         params = optax.apply_updates(params, expected)
         assert_close(change, expected, rtol)
 
@@ -102,7 +109,8 @@ def test_clips_by_the_global_norm():
 def test_an_optimizer_of_optax_steps_as_optax_does(name, args):
     params = {"bias": jnp.ones(3), "matrix": jnp.arange(6.0).reshape(3, 2)}
     grads = jax.tree.map(jnp.cos, params)
-    found = steps(params, grads, 2, name=name, args=json.dumps(args), lr=0.02)
+    with OPTAX():
+        found = steps(params, grads, 2, name=name, args=json.dumps(args), lr=0.02)
     module = optax.contrib if "contrib" in name else optax
     optimizer = getattr(module, name.rpartition(".")[2])(0.02, **args)
     assert_steps_as(optimizer, params, grads, found, 1e-4)
@@ -271,7 +279,8 @@ ONE_CYCLE = {
 def test_one_cycle_is_that_of_optax():
     updates = range(0, 101, 5)
     theirs = optax.cosine_onecycle_schedule(100, 1.0)
-    expected = np.array([float(theirs(update)) for update in updates])
+    with OPTAX():
+        expected = np.array([float(theirs(update)) for update in updates])
     assert_close(rates(updates, **ONE_CYCLE), expected, 2e-4)
 
 

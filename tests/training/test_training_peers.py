@@ -7,8 +7,10 @@ import time
 
 import jax
 import pytest
+from tiny_workload import tiny_config
 
-from echo_jax.training.processes import Peers
+from echo_jax.terminal import Notes
+from echo_jax.training.processes import Peers, connected
 
 LOST = 75
 
@@ -176,3 +178,47 @@ def test_a_signal_is_heard_by_all_once(run):
     for _ in range(3):
         run.turn(0, 1, 2)
     assert heard == [0, 1, 2]
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """The environment of the first of four tasks."""
+    tasks = {"NTASKS": "4", "PROCID": "0", "STEP_NODELIST": "node[1-2]"}
+    for name, value in tasks.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    return monkeypatch
+
+
+NAMES = "SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEP_NODELIST=node[1-2]"
+FLAG = "--config.distributed.detect=False"
+
+
+def test_who_waits_for_others_says_what_speaks_of_them_and_how_to_ignore_it(slurm):
+    shown, is_said = [], threading.Event()
+    slurm.setattr(Notes, "note", lambda _, text: shown.append(text) or is_said.set())
+    slurm.setattr("echo_jax.terminal.notes.pauses", lambda silent_s: iter([0.0]))
+    slurm.setattr(jax.distributed, "initialize", lambda **given: is_said.wait(5.0))
+    with connected(tiny_config()):
+        assert all(each in "".join(shown) for each in (NAMES, FLAG))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "count"), [("4", None), ("2(x2)", 4), ("2(x3),1", 7), ("many", None)]
+)
+def test_tasks_are_read_in_the_short_form_of_slurm(slurm, tasks, count):
+    slurm.setenv("SLURM_NTASKS", tasks)
+    found = []
+    slurm.setattr(jax.distributed, "initialize", lambda **given: found.append(given))
+    with connected(tiny_config()):
+        assert found[0].get("num_processes") == count  # None: jax reads it.
+
+
+@pytest.mark.parametrize("error", [ValueError("int: 'many'"), RuntimeError("TIMEOUT")])
+def test_processes_that_cannot_be_connected_are_named(slurm, error):
+    def initialize(**given):
+        raise error
+
+    slurm.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(type(error)) as said, connected(tiny_config()):
+        pass
+    assert all(each in str(said.value) for each in (NAMES, str(error), FLAG))

@@ -14,6 +14,7 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -79,10 +80,12 @@ class Regression(Task):
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 
     def _hidden(self, params, x):
+        params = optax.tree.cast(params, jnp.float32)
         return jnp.tanh(x @ params["first"] + params["bias"][None])
 
     def _error(self, params, hidden, y):
-        return ((hidden @ params["second"])[:, 0] - y) ** 2
+        second = params["second"].astype(jnp.float32)
+        return ((hidden @ second)[:, 0] - y) ** 2
 
 
 def _uniform(key, shape):
@@ -92,7 +95,7 @@ def _uniform(key, shape):
         words = (words ^ word) * np.uint32(0x85EBCA6B)
         words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
         words ^= words >> 16
-    return (words >> 8).reshape(shape) * np.float32(2**-24)
+    return (words >> 8).reshape(shape).astype(np.float32) * np.float32(2**-24)
 
 
 @functools.lru_cache(2**12)

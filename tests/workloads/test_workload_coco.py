@@ -1,5 +1,6 @@
 """The workload coco: its data, its loss, its metrics, and a run of it in use."""
 
+import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import echo_jax as ej
 from echo_jax import cli
@@ -22,6 +24,7 @@ from echo_jax.inference import evaluate_run, export_run, write_evaluation
 from echo_jax.models import map_sizes
 from echo_jax.runs import run_train
 from echo_jax.training import evaluate
+from echo_jax.training.records import Progress
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import (
     Detector,
@@ -166,7 +169,8 @@ class Cheater(Task):
         is_real = batch["mask"][:, None] > 0
         mean = jnp.where(is_real, mean[:, None], 0.99)
         shift = variables["params"]["shift"] * jnp.sin(100 * mean)
-        scores = jnp.where(is_real, batch["box_mask"], 1) * (0.2 + 0.7 * mean)
+        found = jnp.where(is_real, batch["box_mask"].astype(jnp.float32), 1)
+        scores = found * (0.2 + 0.7 * mean)
         boxes = batch["boxes"] + shift[..., None]
         return {"boxes": boxes, "scores": scores, "labels": batch["box_labels"]}
 
@@ -276,6 +280,34 @@ def test_impossible_fields_are_refused(folder, field, value, message):
         build(config_of(folder, **{field: value}))
 
 
+def test_boxes_beyond_the_limit_are_counted(folder):
+    records = [unpack(record)["labels"] for record in open_prepared(folder, "train")]
+    beyond = [max(len(labels) // 4 - 1, 0) for labels in records]
+    said = f"{sum(beyond)} boxes of {np.count_nonzero(beyond)} images"
+    config = config_of(folder, data__max_boxes=1)
+    console = Console(file=io.StringIO(), width=400)
+    Progress(console, total=1).begins(config, build(config), "a model")
+    assert f"; data.max_boxes=1 leaves out {said}" in console.file.getvalue()
+    assert build(config_of(folder)).metadata["data"]["left_out"] == ""
+
+
+class Reordered(Plain):
+    """The same scenes with labels in another order, without one of the classes."""
+
+    categories = CATEGORIES[:0:-1]
+
+    def __getitem__(self, index):
+        entries = super().__getitem__(index)
+        labels = np.frombuffer(entries["labels"], "<i4")
+        is_known = labels > 0
+        names = {"boxes": ("<f4", (-1, 4)), "area": ("<f4", -1), "crowd": ("u1", -1)}
+        for name, (dtype, shape) in names.items():
+            of_each = np.frombuffer(entries[name], dtype).reshape(shape)
+            entries[name] = of_each[is_known].tobytes()
+        kept = NUM_CLASSES - 1 - labels[is_known]
+        return {**entries, "labels": kept.astype("<i4").tobytes()}
+
+
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory, all_compiled_soon):
     config = config_of(
@@ -298,13 +330,18 @@ def trained(folder, tmp_path_factory, all_compiled_soon):
 
 
 @pytest.mark.slow
-def test_a_few_updates_on_the_device_leave_a_run_that_can_be_used(trained, tmp_path):
+def test_a_few_updates_on_the_device_leave_a_run_that_can_be_used(
+    trained, folder, tmp_path
+):
     workdir, summary = trained
     assert summary["updates"] == 2 and summary["fresh"] + summary["repeats"] == 8
     assert summary["metric"] == "mAP" and 0 <= summary["final"]["mAP"] < 0.5
     run = ej.load_run(workdir)
     assert run.classes == ["grey 0", "grey 1", "grey 2"]
     found = evaluate_run(run, max_examples=4)
+    Plain.folder = str(folder)
+    few = evaluate_run(run, source=f"python:{__name__}:Reordered", max_examples=0)
+    assert 0 <= few.metrics["mAP"] < 0.5
     page = write_evaluation(run, found, tmp_path).read_text()
     assert "score of at least 0.3" in page and page.count("<figure") == 4
     file = Path(str(export_run(run, "stablehlo", tmp_path / "m.stablehlo")))

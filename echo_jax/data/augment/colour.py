@@ -80,7 +80,7 @@ class ColourDistortion:
         planes = []
         for channel in range(3):
             mean = means[..., channel]
-            contrast = (image[..., channel] - mean) * factors.contrast
+            contrast = (jnp.float32(image[..., channel]) - mean) * factors.contrast
             planes.append(jnp.clip(contrast + mean + factors.brightness, 0, 255))
         planes = _change_hsv(planes, factors.saturation, factors.hue)
         planes = [cast_pixels(plane, image.dtype) for plane in planes]

@@ -65,7 +65,7 @@ class PadCrop:
                 )
                 image = _take(image, jnp.clip(index, 0, last), axis)
                 image = jnp.where(is_inside, image, 0)
-        origin = shift / jnp.array([size], jnp.float32)
+        origin = shift.astype(jnp.float32) / jnp.array([size], jnp.float32)
         return crop_boxes({**batch, "image": image}, origin, jnp.ones_like(origin))
 
 
@@ -158,7 +158,7 @@ class RandomResizedCrop:
         height, width = image.shape[1:3]
         windows = self.windows(keys, height, width)
         image = resize_windows(image, windows, (self.size, self.size))
-        window = windows / jnp.array([[height, width] * 2], jnp.float32)
+        window = jnp.float32(windows) / jnp.array([[height, width] * 2], jnp.float32)
         return crop_boxes({**batch, "image": image}, window[:, :2], window[:, 2:])
 
 
@@ -179,7 +179,7 @@ def _interpolate(
 ) -> jax.Array:
     """Resizes each image's own stretch of rows or columns to `size` of them."""
     first, count = start[:, None], length[:, None].astype(jnp.float32)
-    place = (jnp.arange(size) + 0.5)[None] * (count / size) - 0.5
+    place = (jnp.arange(size, dtype=count.dtype) + 0.5)[None] * (count / size) - 0.5
     place = jnp.clip(place, 0, count - 1)
     low = jnp.floor(place)
     high = jnp.minimum(low + 1, count - 1)

@@ -38,7 +38,7 @@ class Cutout:
           height: Height of the images, in pixels.
           width: Width of the images, in pixels.
         """
-        center = jnp.floor(uniforms(keys, 2) * jnp.array([[height, width]]))
+        center = jnp.floor(uniforms(keys, 2) * jnp.float32([[height, width]]))
         return center.astype(jnp.int32) - self.size // 2
 
     def __call__(self, batch: Mapping[str, Any], keys: jax.Array) -> Batch:
@@ -89,7 +89,7 @@ class Mixup:
         table = jnp.asarray(betaincinv(self.alpha, self.alpha, levels), jnp.float32)
         place = uniforms(keys, 1)[:, 0] * _QUANTILES
         below = jnp.floor(place).astype(jnp.int32)
-        return table[below] + (place - below) * (table[below + 1] - table[below])
+        return table[below] + (place - jnp.float32(below)) * jnp.diff(table)[below]
 
     def __call__(self, batch: Mapping[str, Any], keys: jax.Array) -> Batch:
         """Returns the batch with mixed images, of the same shape and type.

@@ -111,7 +111,6 @@ def boxes_per_cell(map_sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
-    """Returns the aspect ratios of each map, without 1 and the inverse ratios."""
     if len(map_sizes) < 3:
         raise ValueError(
             f"default boxes need three maps or more, and there are {len(map_sizes)}; "
@@ -121,7 +120,6 @@ def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
 
 
 def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndarray:
-    """Returns height and width of the boxes of a cell, float64[K, 2]."""
     shapes = [[scale, scale], [np.sqrt(scale * next_scale)] * 2]
     for ratio in ratios:
         wide = [scale / np.sqrt(ratio), scale * np.sqrt(ratio)]

@@ -98,10 +98,9 @@ def ground_truth_of(
         labels = np.frombuffer(record["labels"], "<i4").tolist()
         crowd = np.frombuffer(record["crowd"], np.uint8).tolist()
         areas = np.frombuffer(record["area"], "<f4").tolist()
-        for box, label, is_crowd, area in zip(
+        for (top, left, bottom, right), label, is_crowd, area in zip(
             boxes.tolist(), labels, crowd, areas, strict=True
         ):
-            top, left, bottom, right = box
             annotations.append(
                 {
                     "id": len(annotations) + 1,

@@ -50,7 +50,6 @@ class SsdCrop:
 def _choose_windows(
     draws: Any, boxes: Any, mask: Any, *, height: int, width: int
 ) -> Any:
-    """Returns top, left, height and width in pixels, int32[B, 4]; NumPy or jax."""
     xp = draws.__array_namespace__()
     scale, ratio, y, x = (draws[:, 1 + k :: 4] for k in range(4))
     side = _SMALLEST_SIDE + (1 - _SMALLEST_SIDE) * scale
@@ -80,7 +79,6 @@ def _choose_windows(
 
 
 def _crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
-    """Expresses boxes in the coordinates of windows, which are in pixels."""
     xp = windows.__array_namespace__()
     whole = xp.asarray([[*size, *size]], dtype=xp.float32)
     parts = windows / whole
@@ -88,7 +86,6 @@ def _crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
 
 
 def _fits(draw: Any, origin: Any, extent: Any, boxes: Any, mask: Any) -> Any:
-    """Returns the candidates that fit, bool[B, T]; the last one always does."""
     xp = draw.__array_namespace__()
     candidates = xp.concatenate([origin, origin + extent], axis=-1)
     both = intersection(candidates, boxes)

@@ -1,6 +1,6 @@
 """Images with boxes: from a record to an item of fixed shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,15 @@ class DecodeForEvaluation:
         return self.decode(record) | known
 
 
+def boxes_left_out(images_by_objects: Mapping[str, int], most: int) -> str:
+    """Returns in words what a limit on the boxes of an image leaves out, or ""."""
+    beyond = {int(n) - most: k for n, k in images_by_objects.items() if int(n) > most}
+    boxes = sum(number * images for number, images in beyond.items())
+    images = sum(beyond.values())
+    of = f"{boxes} boxes of {images} image{'s' * (images > 1)}"
+    return f"data.max_boxes={most} leaves out {of}" * bool(boxes)
+
+
 def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:
     """Returns an image without its aspect ratio, uint8[size, size, 3]."""
     # Average when reducing, which keeps small objects; else interpolate.
@@ -67,7 +76,6 @@ def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the boxes as fractions of the image, and their labels."""
     height, width = entries["height"], entries["width"]
     whole = np.array([height, width, height, width], np.float32)
     boxes = np.frombuffer(entries["boxes"], "<f4").reshape(-1, 4) / whole

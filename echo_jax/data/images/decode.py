@@ -13,12 +13,12 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
 
-from echo_jax.data.images.jpeg_header import TURNS, Box, JpegHeader, jpeg_header
 from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import mix
 
@@ -43,9 +43,86 @@ _NO_END = bytes(64)
 _ROWS_BELOW = 32
 _CROP_TRIES = 10
 
+# Start-of-frame markers, which hold the image size. C4, C8 and CC are other markers.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Of these, the ones whose rows are stored in order.
+_SEQUENTIAL = frozenset((0xC0, 0xC1))
+_SCAN, _RESTARTS = 0xDA, 0xDD
+_APP1, _EXIF = 0xE1, b"Exif\0\0"
+# Phones mark a second picture in the file like this.
+_APP2, _MULTIPLE = 0xE2, b"MPF\0"
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {
+    b"II*\0": "little",
+    b"MM\0*": "big",
+}
+_ORIENTATION, _ENTRY_BYTES = 0x0112, 12
+
 
 Encoded = bytes | np.ndarray
 """An image as a record holds it: a file's bytes, or pixels."""
+
+
+class JpegHeader(NamedTuple):
+    """Facts from the header of a JPEG file; sizes are in pixels, as stored."""
+
+    at: int  # Offset of the height (two bytes); the width follows.
+    scan: int  # Offset of the pixels.
+    # Rows are stored from top to bottom, with all colours together, without restart
+    # markers and without a second picture.
+    is_in_order: bool
+    height: int
+    width: int
+    orientation: int  # EXIF's, from 1 to 8.
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+class Turn(NamedTuple):
+    """Makes a stored image upright: rows become columns, then sides are mirrored."""
+
+    swaps: bool = False
+    upends: bool = False
+    mirrors: bool = False
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the upright height and width of a stored image."""
+        return (width, height) if self.swaps else (height, width)
+
+    def stored(self, box: Box, height: int, width: int) -> Box:
+        """Returns the stored place of `box`, a part of the upright image."""
+        top, left, high, wide = box
+        if self.upends:
+            top = height - top - high
+        if self.mirrors:
+            left = width - left - wide
+        return Box(left, top, wide, high) if self.swaps else Box(top, left, high, wide)
+
+    def upright(self, image: np.ndarray) -> np.ndarray:
+        """Returns a stored image or a part, [height, width, channels], upright."""
+        if self.swaps:
+            image = image.swapaxes(0, 1)
+        steps = (-1 if self.upends else 1), (-1 if self.mirrors else 1)
+        return np.ascontiguousarray(image[:: steps[0], :: steps[1]])
+
+
+TURNS = {
+    1: Turn(),
+    2: Turn(mirrors=True),
+    3: Turn(upends=True, mirrors=True),
+    4: Turn(upends=True),
+    5: Turn(swaps=True),
+    6: Turn(swaps=True, mirrors=True),
+    7: Turn(swaps=True, upends=True, mirrors=True),
+    8: Turn(swaps=True, upends=True),
+}
+"""The turn of each EXIF orientation."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +163,8 @@ def random_resized_crop(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> np.ndarray:
     """Returns a random part of an image, uint8[size, size, 3]."""
-    return _crop(
-        encoded,
-        lambda height, width: _random_box(height, width, seed, area, ratio),
-        size,
-    )
+    choose = partial(_random_box, seed=seed, area=area, ratio=ratio)
+    return _crop(encoded, choose, size)
 
 
 def resize_center_crop(encoded: Encoded, size: int, *, resize: int) -> np.ndarray:
@@ -131,7 +205,6 @@ def _random_box(
     area: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Box:
-    """Draws the part that `random_resized_crop` cuts out."""
     draws = mix(int(seed), np.arange(4 * _CROP_TRIES)) >> np.uint64(11)
     uniform = (draws * 2.0**-53).tolist()
     least, most = math.log(ratio[0]), math.log(ratio[1])
@@ -150,7 +223,6 @@ def _random_box(
 
 
 def _crop(encoded: Encoded, choose: Callable[[int, int], Box], size: int) -> np.ndarray:
-    """Returns the part that `choose(height, width)` selects, uint8[size, size, 3]."""
     header = jpeg_header(encoded) if isinstance(encoded, bytes) else None
     if not isinstance(encoded, bytes) or header is None:
         image = decode_image(encoded)
@@ -170,7 +242,6 @@ def _crop(encoded: Encoded, choose: Callable[[int, int], Box], size: int) -> np.
 def _resized(
     image: np.ndarray, known: tuple[int, int], box: Box, size: int, scale: int = 1
 ) -> np.ndarray:
-    """Resizes `box` of the whole `known`, read at 1 / `scale` of its size."""
     height, width = known
     across = math.ceil(height / scale) / height
     along = math.ceil(width / scale) / width
@@ -211,3 +282,57 @@ def _decode(data: bytes, flags: int) -> np.ndarray:
             "readable image; write it again as JPEG."
         )
     return image
+
+
+def jpeg_header(data: bytes) -> JpegHeader | None:
+    """Returns the header of a JPEG file, or None for another file."""
+    if data[:2] != b"\xff\xd8":
+        return None
+    at, frame, is_in_order, orientation = 2, None, True, 0
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker in _FRAMES:
+            height, width, colours = struct.unpack_from(">HHB", data, at + 5)
+            if not (height and width):
+                return None
+            is_in_order &= marker in _SEQUENTIAL
+            frame = at + 5, height, width, colours
+        elif marker == _RESTARTS:
+            is_in_order &= data[at + 4 : at + 6] == bytes(2)
+        elif marker == _APP1 and not orientation:
+            size = struct.unpack_from(">H", data, at + 2)[0]
+            orientation = _orientation(data[at + 4 : at + 2 + size])
+        elif marker == _APP2:
+            is_in_order &= not data.startswith(_MULTIPLE, at + 4)
+        elif marker == _SCAN:
+            break
+        # A marker may be preceded by any number of fill bytes.
+        at += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", data, at + 2)[0]
+    if frame is None:
+        return None
+    place, height, width, colours = frame
+    # A scan that begins with fewer colours is one of several.
+    is_whole = at + 10 <= len(data) and data[at + 4] == colours
+    is_in_order &= is_whole
+    return JpegHeader(place, at, is_in_order, height, width, orientation or 1)
+
+
+def _orientation(segment: bytes) -> int:
+    tiff = segment.removeprefix(_EXIF)
+    order = _BYTE_ORDERS.get(tiff[:4])
+    if order is None or len(tiff) == len(segment):
+        return 0
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(tiff[at : at + size], order)
+
+    first = number(4, 4)
+    for entry in range(number(first, 2)):
+        at = first + 2 + entry * _ENTRY_BYTES
+        if at + _ENTRY_BYTES > len(tiff):
+            break
+        if number(at, 2) == _ORIENTATION:
+            # A short number is stored in the entry itself.
+            found = number(at + 8, 2)
+            return found if 1 <= found <= 8 else 0
+    return 0

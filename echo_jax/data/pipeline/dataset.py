@@ -96,7 +96,6 @@ def fresh_batches(
 def _fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> WithFreshTime:
-    """Returns fresh elements, in batches or one by one."""
     if pipeline.engine == "tfdata":
         from echo_jax.data.pipeline.tfdata_engine import tfdata_fresh
 

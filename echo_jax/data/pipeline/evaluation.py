@@ -1,6 +1,6 @@
 """Batches of an evaluation split, all of one size: as a list, or streamed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -51,7 +51,10 @@ def stream_eval_batches(
             real, decoded = coming
             items = [future.result() for future in decoded]
             coming = start(first + batch_size)
-            yield _padded(items, rows, real)
+            # Pad with the first item, as a model may give NaN on zeros: 0 * NaN counts.
+            items += [items[0]] * (rows - len(items))
+            mask = (np.arange(rows) < real).astype(np.float32)
+            yield {**stacked(items), "mask": mask}
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -63,11 +66,3 @@ def sample_indices(num_records: int, max_records: int) -> list[int]:
     # Choose by a hash: neighbours resemble each other, and classes may alternate.
     ranks = seed_for_use(_SAMPLE_SEED, np.arange(num_records), np.zeros(num_records))
     return np.sort(np.argsort(ranks)[:max_records]).tolist()
-
-
-def _padded(items: Sequence[Item], size: int, real: int) -> Item:
-    """Stacks items to a batch of `size` rows, of which `real` are not padding."""
-    # Pad with the first item: a model may give NaN on zeros, and 0 times NaN counts.
-    rows = [*items, *[items[0]] * (size - len(items))]
-    mask = (np.arange(size) < real).astype(np.float32)
-    return {**stacked(rows), "mask": mask}

@@ -48,8 +48,7 @@ def fresh_items(
         unchecked = dataset.map_with_index(finish)
         otherwise = partial(_refuse_bad, records)
         if pipeline.max_bad:
-            size = len(stages.source)
-            otherwise = partial(_replace_bad, unchecked, records, size)
+            otherwise = partial(_replace_bad, unchecked, records, len(stages.source))
         # A separate Grain stage would cost more than most checks.
         checked = dataset.map_with_index(partial(_checked, finish, otherwise))
         dataset = checked if pipeline.check_finite else unchecked
@@ -81,7 +80,6 @@ def below_echo(
 
 
 def _records(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
-    """Returns the record number of each stream index."""
     return (
         grain.MapDataset.range(len(stages.source))
         # Grain adds the epoch to the seed, and uses 32 bits of the sum.
@@ -91,8 +89,6 @@ def _records(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
 
 
 class _ShardOfItems(grain.MapDataset):
-    """The items of one shard; `index` returns the index over all shards."""
-
     def __init__(self, items: grain.MapDataset, index: Callable[[int], int]):
         super().__init__(items)
         self._index = index
@@ -119,7 +115,6 @@ def _checked(
     index: int,
     record: Any,
 ) -> Any:
-    """Returns a finished item, or ``otherwise(index, item)`` if it is not finite."""
     item = finish(index, record)
     return item if is_finite(item) else otherwise(index, item)
 

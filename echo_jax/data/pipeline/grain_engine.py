@@ -121,8 +121,6 @@ class _TimedIterator(grain.DatasetIterator):
 
 
 class _FlattenLists(grain.IterDataset):
-    """Yields the items of lists one by one."""
-
     def __iter__(self) -> grain.DatasetIterator:
         return _FlattenIterator(self._parent.__iter__())
 
@@ -202,6 +200,5 @@ def grain_fresh(
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:
-    """Ignores Ctrl-C in a worker, so that the trainer alone saves and stops."""
     del worker, num_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)

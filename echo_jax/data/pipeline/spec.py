@@ -65,7 +65,6 @@ class PipelineSpec:
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":
         """Returns the spec of a training config."""
-        storage = config.data.storage
         return cls(
             after=config.echo.after,
             batch_size=config.batch_size,
@@ -73,9 +72,7 @@ class PipelineSpec:
             threads=config.data.threads,
             workers=config.data.workers,
             prefetch=config.data.prefetch,
-            storage=StorageSpec(
-                storage.latency_s, storage.bytes_per_s, storage.distribution
-            ),
+            storage=StorageSpec(**config.data.storage),
             engine=config.data.pipeline,
             check_finite=config.data.check_finite,
             max_bad=config.data.max_bad,

@@ -112,7 +112,12 @@ class TfdataBatches(grain.IterDataset):
             dataset = self._map(dataset, lambda item, tags: (below(item, *tags), tags))
             dataset = dataset.batch(self._rows)
         dataset = dataset.prefetch(pipeline.prefetch) if pipeline.prefetch else dataset
-        return dataset.with_options(_options(pipeline.threads))
+        options = tf.data.Options()
+        # An automatic prefetch would read although data.prefetch is 0.
+        options.experimental_optimization.inject_prefetch = False
+        # A waiting read blocks a thread: count those above, below and beside the echo.
+        options.threading.private_threadpool_size = 2 * pipeline.threads + 2
+        return dataset.with_options(options)
 
     def finished(self, batch: Item, tags: UseInfo) -> Item:
         """Returns a batch of the graph in the form that the trainer expects."""
@@ -193,7 +198,9 @@ class _Stage:
     def __init__(self, function: Callable[..., Any], sample: Any):
         """Wraps `function`; `sample` is an example of its result."""
         self._function = function
-        self._spec = tf.nest.map_structure(_tensor_spec, sample)
+        arrays = tf.nest.map_structure(np.asarray, sample)
+        tensors = tf.nest.map_structure(tf.constant, arrays)
+        self._spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, tensors)
         self.failure: BaseException | None = None
 
     def __call__(self, *inputs: Any) -> Any:
@@ -219,7 +226,6 @@ class _Stage:
 
 
 def _sample(stages: Stages, pipeline: PipelineSpec) -> Any:
-    """Returns an example of the echoed element, made from the first record."""
     # Bypass the simulated storage: this is not a read of the stream.
     record = stages.source[0]
     if pipeline.after == "read":
@@ -233,19 +239,3 @@ def _sample(stages: Stages, pipeline: PipelineSpec) -> Any:
     if pipeline.after in ("augment", "batch") and stages.augment is not None:
         return stages.augment(item, 0)
     return item
-
-
-def _tensor_spec(leaf: Any) -> tf.TensorSpec:
-    if isinstance(leaf, bytes):
-        return tf.TensorSpec([], tf.string)
-    array = np.asarray(leaf)
-    return tf.TensorSpec(array.shape, array.dtype)
-
-
-def _options(threads: int) -> tf.data.Options:
-    options = tf.data.Options()
-    # An automatic prefetch would read although data.prefetch is 0.
-    options.experimental_optimization.inject_prefetch = False
-    # A waiting read blocks its thread: count threads above, below and beside the echo.
-    options.threading.private_threadpool_size = 2 * threads + 2
-    return options

@@ -11,8 +11,10 @@ import hashlib
 import stat
 import struct
 import tarfile
+import unicodedata
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
@@ -26,6 +28,7 @@ from echo_jax.files.compressed import (
 )
 
 _MAX_NAME_CHARS = 1024
+_MAX_KINDS = 20
 # Names are in the archive's headers. tarfile reads at most this many bytes at once.
 _MAX_HEADER_BYTES = 1024**2
 _CHUNK_BYTES = 1024**2
@@ -53,6 +56,7 @@ class Files(Protocol):
     """The regular files of a source, in reading order."""
 
     entries: list[Entry]
+    folders: list[str]  # The folders that an archive or a disk lists by themselves.
     metadata: dict[str, Any]  # Their origin, as JSON that changes if the files do.
 
     # The functions may run in other threads and in any order. They read at most
@@ -98,6 +102,35 @@ def name_problem(name: str) -> str:
     return ""
 
 
+def nfc(name: str) -> str:
+    """Returns a name in the form in which names are compared; keyboards differ."""
+    return unicodedata.normalize("NFC", name)
+
+
+def plain_name(name: str) -> str:
+    """Returns a file's path in the form in which paths are compared."""
+    return str(PurePosixPath(nfc(name).replace("\\", "/")))
+
+
+def counted(said: str, left_out: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a sentence with the number of each kind and an example, if there are."""
+    numbers, examples = Counter[str](), {}
+    for kind, name in left_out:
+        kind = kind if kind in examples or len(examples) < _MAX_KINDS else "others"
+        numbers[kind] += 1
+        examples.setdefault(kind, name)
+    each = (f"{numbers[k]} {k} (such as {name})" for k, name in examples.items())
+    return [f"{said}: {', '.join(each)}"] * bool(examples)
+
+
+def respelt(names: Iterable[str]) -> list[str]:
+    """Returns a sentence about names that differ only in their form, if there are."""
+    forms = Counter(map(nfc, {*names}))
+    several = sorted(name for name, number in forms.items() if number > 1)
+    said = f"one class each, in several forms of Unicode: {', '.join(several)}"
+    return [said] * bool(several)
+
+
 def whole(value: Any) -> Any:
     """Returns a whole number that is written as a float or as text; else the value."""
     number = value
@@ -122,9 +155,10 @@ class TarFiles:
         self._is_packed = path.suffix.lower() in PACKED_SUFFIXES
         self.metadata = file_metadata(path)
         self.entries: list[Entry] = []
+        self.folders: list[str] = []
         self._offsets: list[int] = []
         progress = Progress(on_progress, f"reading {path.name}", self.metadata["bytes"])
-        for entry, stream in self._members(progress.reach):
+        for entry, stream in self._members(progress.reach, self.folders):
             self.entries.append(entry)
             self._offsets.append(stream.tell())
 
@@ -145,14 +179,13 @@ class TarFiles:
                 index = next(rest, None)
 
     def _members(
-        self, on_packed: Callable[[int], None] | None = None
+        self, on_packed: Callable[[int], None] | None = None, folders: Any = None
     ) -> Iterator[tuple[Entry, ForwardReader]]:
-        """Yields the archive's files, and the stream at the start of each."""
         stream = ForwardReader(
             unpacked_chunks(self._path, on_packed), max_read_bytes=_MAX_HEADER_BYTES
         )
         try:
-            for entry in _tar_entries(stream):
+            for entry in _tar_entries(stream, [] if folders is None else folders):
                 yield entry, stream
             # Read to the end, where a packed archive has its checksum.
             while stream.take(_MAX_HEADER_BYTES):
@@ -166,26 +199,28 @@ def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
     try:
         with path.open("rb") as plain:
             stream = _Within(plain, path.stat().st_size)
-            for entry in _tar_entries(stream, folder=""):
+            for entry in _tar_entries(stream, [], folder=""):
                 yield entry, stream.tell()
     except (*DAMAGED, tarfile.TarError, ValueError) as error:
         raise _untrusted(path, error) from error
 
 
 def _tar_entries(
-    stream: "ForwardReader | _Within", folder: str | None = None
+    stream: Any, folders: list[str], folder: str | None = None
 ) -> Iterator[Entry]:
-    """Yields the files of an archive, with the stream at the start of each."""
+    """Yields files, with the stream at the start of each; lists folders."""
     with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
         while (info := archive.next()) is not None:
             cast(Any, archive).members.clear()  # Or it keeps them all.
             if (entry := _tar_entry(info)) is None:
                 continue
-            if folder is not None:
+            if info.isdir():
+                folders.append(entry.name)
+            elif folder is not None:
                 yield Entry(f"{folder}/{entry.name}".lstrip("/"), entry.bytes)
             elif entry.name.lower().endswith(_TAR):
                 within = _Within(stream, info.size)
-                yield from _tar_entries(within, entry.name[: -len(_TAR)])
+                yield from _tar_entries(within, [], entry.name[: -len(_TAR)])
             else:
                 yield entry
     # tarfile accepts a cut-off header as the end of an archive.
@@ -223,12 +258,17 @@ class ZipFiles:
         self._path = path
         self.metadata = file_metadata(path)
         self.entries: list[Entry] = []
+        self.folders: list[str] = []
         self._members: list[zipfile.ZipInfo] = []
         try:
             # Keep the file open: the functions of `contents` may be called at any time.
             self._archive = zipfile.ZipFile(path)
             for member in self._archive.infolist():
-                if (entry := _zip_entry(member)) is not None:
+                if (entry := _zip_entry(member)) is None:
+                    continue
+                if member.filename.endswith(("/", "\\")):
+                    self.folders.append(entry.name)
+                else:
                     self.entries.append(entry)
                     self._members.append(member)
             if sum(m.compress_size for m in self._members) > self.metadata["bytes"]:
@@ -259,18 +299,18 @@ class ZipFiles:
 
 
 def _tar_entry(info: tarfile.TarInfo) -> Entry | None:
-    """Returns a member of an archive; None for a folder or a hidden file."""
     problem = name_problem(info.name)
     if not problem and (info.issparse() or not (info.isdir() or info.isreg())):
         problem = "is a link, a device or a sparse file"
     if problem:
         raise ValueError(f"its member {info.name!r} {problem}")
-    return None if info.isdir() else _unhidden(info.name, info.size)
+    return _unhidden(info.name, info.size)
 
 
 def _zip_entry(member: zipfile.ZipInfo) -> Entry | None:
-    """Returns a member of an archive; None for a folder or a hidden file."""
-    problem = name_problem(member.filename)
+    # Some programs of Windows separate folders by a backslash.
+    name = member.filename.replace("\\", "/")
+    problem = name_problem(name)
     # Archives made on Unix store the file type in the upper half.
     kind = stat.S_IFMT(member.external_attr >> 16)
     if not problem and kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -283,11 +323,10 @@ def _zip_entry(member: zipfile.ZipInfo) -> Entry | None:
         problem = f"claims to unpack to {member.file_size} bytes"
     if problem:
         raise ValueError(f"its member {member.filename!r} {problem}")
-    return None if member.is_dir() else _unhidden(member.filename, member.file_size)
+    return _unhidden(name, member.file_size)
 
 
 def _unhidden(name: str, size: int) -> Entry | None:
-    """Returns the entry of a file; None if it is hidden."""
     path = PurePosixPath(name)
     is_hidden = any(part.startswith(".") for part in path.parts)
     return None if is_hidden else Entry(str(path), size)

@@ -18,6 +18,7 @@ from echo_jax.data.prepare.archives import (
     ReadFile,
     TarFiles,
     file_metadata,
+    plain_name,
 )
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import PrepareError
@@ -65,7 +66,6 @@ def read_names(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _named(what: str, fix: str = "") -> Generator[None]:
-    """Names the file in the errors of reading it."""
     try:
         yield
     except (OSError, ValueError, csv.Error) as error:
@@ -92,7 +92,6 @@ def list_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read_table(path: Path, column: int) -> dict[str, str]:
-    """Returns the pairs of a table, perhaps in an archive, with classes in `column`."""
     archive, within = archive_of(path)
     if archive and within:
         files = open_files(archive)
@@ -108,7 +107,6 @@ def _read_table(path: Path, column: int) -> dict[str, str]:
 
 
 def _member(files: Files, index: int, max_bytes: int) -> bytes:
-    """Returns a file of a source."""
     (read,) = files.contents([index], max_bytes)
     if len(content := read()) > max_bytes:
         raise ValueError(
@@ -119,6 +117,7 @@ def _member(files: Files, index: int, max_bytes: int) -> bytes:
 
 def listed_class(listed: Mapping[str, str], name: str) -> str:
     """Returns the class of a file by its name, ignoring folders if necessary."""
+    name = plain_name(name)
     while listed and name:
         for known in (name, str(PurePosixPath(name).with_suffix(""))):
             if known in listed:
@@ -133,20 +132,20 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
     for files in {id(files): files for files, _ in images}.values():
         if not (lists := _ending(files, TINY_IMAGENET)):
             continue
-        of_name = {entry.name: index for index, entry in enumerate(files.entries)}
+        of_name = {plain_name(e.name): index for index, e in enumerate(files.entries)}
         for index, entry in lists:
             what = f"{entry.name!r} of {files.metadata['path']!r}"
             with _named(what, "; say with --classes FILE.csv what it should"):
                 rows = _pairs(_rows(_member(files, index, _MAX_LIST_BYTES), "\t"))
             folder = PurePosixPath(entry.name).parent / "images"
             for name, of_class in rows.items():
-                if (image := of_name.get(str(folder / name))) is not None:
+                image = of_name.get(plain_name(str(folder / name)))
+                if image is not None:
                     found[id(files), image] = of_class
     return found
 
 
 def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line number and the fields of each row of a table."""
     lines = io.StringIO(read_text(content))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     for row in reader:
@@ -174,7 +173,6 @@ def _whole_classes(
 
 
 def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
-    """Returns the second column of a table by the first one."""
     pairs: dict[str, str] = {}
     for line, row in rows:
         if not any(row):
@@ -183,7 +181,7 @@ def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
             raise ValueError(f"line {line} lacks one of its first two columns")
         if not row[1].isprintable():
             raise ValueError(f"line {line} has {row[1]!r}, which cannot be printed")
-        name = str(PurePosixPath(row[0]))
+        name = plain_name(row[0])
         if pairs.setdefault(name, row[1]) != row[1]:
             raise ValueError(
                 f"{name!r} is {pairs[name]!r} and, in line {line}, {row[1]!r}"
@@ -194,13 +192,11 @@ def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
 
 
 def _ending(files: Files, name: str) -> list[tuple[int, Entry]]:
-    """Returns the files of a source that end with a name, in whatever folder."""
     every = enumerate(files.entries)
     return [(k, entry) for k, entry in every if f"/{entry.name}".endswith(f"/{name}")]
 
 
 def _read_devkit(path: Path) -> dict[str, str]:
-    """Returns the class of each validation image by its name without the ending."""
     files = TarFiles(path, lambda what, part: None)
     names = _class_names(_kit_file(files, _META))
     numbers = read_text(_kit_file(files, _TRUTH)).split()
@@ -219,7 +215,6 @@ def _kit_file(files: TarFiles, name: str) -> bytes:
 
 
 def _class_names(mat: bytes) -> dict[str, str]:
-    """Returns the name of each class by its number, as text."""
     # This import takes seconds on a slow disk, and only ImageNet needs it.
     from scipy.io import loadmat
 

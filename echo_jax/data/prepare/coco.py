@@ -2,14 +2,22 @@
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from echo_jax.data.prepare.archives import file_metadata
+from echo_jax.data.detection.records import boxes_left_out
+from echo_jax.data.prepare.archives import (
+    counted,
+    file_metadata,
+    nfc,
+    plain_name,
+    respelt,
+)
 from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
-from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
+from echo_jax.data.prepare.examples import Example, write_splits
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import (
     Bad,
@@ -23,7 +31,7 @@ from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
 _FEATURES = {
-    "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
+    "image": "bytes of a JPEG, PNG, WebP, BMP, GIF or PPM file, as found",
     "image_id": "int, COCO's",
     "height": "int, pixels as stored: a rotation that the file asks for is not applied",
     "width": "int, pixels as stored",
@@ -32,6 +40,9 @@ _FEATURES = {
     "crowd": "uint8[n], 1 if the box surrounds a crowd",
     "area": "float32[n], of the object in square pixels",
 }
+
+_IGNORED = "left out, as the annotations do not name them"
+_MAX_BOXES = 100  # `data.max_boxes` of the config coco.
 
 
 def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -56,14 +67,7 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: A source is invalid, too much of it is bad, or the folder holds
-        something else.
-
-    Example:
-      >>> prepare_coco(
-      ...     ["train=instances_train2017.json:train2017"],
-      ...     Settings(out=Path("data/coco")),
-      ... )
+      PrepareError: As `prepare_images`.
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="coco")
@@ -81,19 +85,23 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
             split: source.examples(categories, skipped)
             for split, source in opened.items()
         }
-        skipped.check()
-        splits = hold_out(splits, settings.holdout)
-        unusable = write_splits(work, splits, settings, skipped)
+        written = write_splits(work, splits, settings, skipped)
         truths = {id(source.files): source.truth for source in opened.values()}
-        about = {}
-        for split, examples in splits.items():
-            good = [e for e in examples if (split, e.name) not in unusable]
-            truth = _ground_truth(categories, good, truths)
+        about, sources = {}, opened.values()
+        notes = counted(_IGNORED, (each for s in sources for each in s.ignored))
+        notes += respelt(c["name"] for s in sources for c in s.annotations.categories)
+        for split, usable in written.items():
+            truth = _ground_truth(categories, usable, truths)
             name = f"{split}-annotations.json.gz"
             # Store no time, so that equal annotations give equal files.
             packed = gzip.compress(json.dumps(truth).encode(), mtime=0)
             work.write_file(name, packed)
             about[split] = {"annotations": name, "boxes": len(truth["annotations"])}
+            # The number of images by their number of objects: boxes but crowds.
+            objects = Counter(str(e.entries["crowd"].count(0)) for e in usable)
+            about[split]["images_by_objects"] = objects
+            if said := boxes_left_out(objects, _MAX_BOXES):
+                notes.append(f"{split}: training with {said}")
         return work.publish(
             about,
             files=[metadata["annotations"] for metadata in about.values()],
@@ -103,13 +111,14 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
                 "classes": [category["name"] for category in categories],
                 "categories": categories,
                 "clipped_boxes": sum(source.clipped for source in opened.values()),
+                "notes": notes,
                 "skipped": skipped.metadata(),
             },
         )
 
 
 class _Source:
-    """Annotations with their images; `truth` and `clipped` are those of `examples`."""
+    """Annotations with their images; `examples` fills the last three attributes."""
 
     def __init__(self, split: str, paths: Sequence[str], settings: Settings):
         self._split = split
@@ -133,6 +142,7 @@ class _Source:
         self.annotations = read_annotations(path)
         self.truth: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self.clipped = 0
+        self.ignored: list[tuple[str, str]] = []
 
     def examples(
         self, categories: Sequence[Mapping[str, Any]], skipped: Skipped
@@ -144,8 +154,8 @@ class _Source:
         for found in self.annotations.orphans:
             skipped.add(Bad(self._split, _box_name(found), "box of no image"))
         for index, entry in enumerate(self.files.entries):
-            image = self._image_of(entry.name) if is_image(entry.name) else None
-            if image is None:
+            if (image := self._image_of(entry.name)) is None:
+                self.ignored.append(("files", f"{self._split}: {entry.name}"))
                 continue
             if missing.pop(image.name, None) is None:
                 skipped.add(Bad(self._split, entry.name, "twice in the source"))
@@ -158,8 +168,7 @@ class _Source:
         return examples
 
     def _image_of(self, name: str) -> Image | None:
-        """Returns the image of a file by its name, ignoring folders if necessary."""
-        images = self.annotations.images
+        images, name = self.annotations.images, plain_name(name)
         while name not in images and "/" in name:
             name = name.partition("/")[2]
         return images.get(name)
@@ -167,14 +176,13 @@ class _Source:
     def _entries(
         self, image: Image, labels: Mapping[int, int], ids: set[int], skipped: Skipped
     ) -> dict[str, Any]:
-        """Returns a record without its image."""
         boxes, kept = [], []
         for found in self.annotations.boxes[image.image_id]:
             box = check_box(found, image, labels, ids)
             if isinstance(box, str):
                 skipped.add(Bad(self._split, _box_name(found), box))
                 continue
-            ids.add(box.box_id)
+            ids.add(found["id"])
             boxes.append(box)
             # An evaluator reads these two fields, which some files lack.
             kept.append({**found, "area": box.area, "iscrowd": int(box.crowd)})
@@ -197,14 +205,14 @@ def _box_name(found: Mapping[str, Any]) -> str:
 
 
 def _categories(opened: Mapping[str, _Source]) -> list[dict[str, Any]]:
-    """Returns the categories of the train split, or else of the first split."""
     first = "train" if "train" in opened else next(iter(opened))
     categories = opened[first].annotations.categories
+    categories = [{**each, "name": nfc(each["name"])} for each in categories]
     names = {category["id"]: category["name"] for category in categories}
     for split, source in opened.items():
         for category in source.annotations.categories:
-            known = names.get(category["id"], category["name"])
-            if known != category["name"]:
+            known = names.get(category["id"], nfc(category["name"]))
+            if known != nfc(category["name"]):
                 raise PrepareError(
                     f"category {category['id']} is {known!r} in split {first!r} and "
                     f"{category['name']!r} in split {split!r}; they must be the same"
@@ -217,7 +225,6 @@ def _ground_truth(
     examples: Sequence[Example],
     truths: Mapping[int, Mapping[int, tuple[dict[str, Any], list[dict[str, Any]]]]],
 ) -> dict[str, Any]:
-    """Returns the annotations of these images as a COCO file."""
     found = [truths[id(e.files)][e.entries["image_id"]] for e in examples]
     return {
         "info": {"description": "boxes as found, of the images that were prepared"},

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import sys
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import ijson
 import numpy as np
 
-from echo_jax.data.prepare.archives import ZipFiles, whole
+from echo_jax.data.prepare.archives import ZipFiles, plain_name, whole
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.compressed import DAMAGED, unpacked_chunks
@@ -27,6 +28,10 @@ _WHOLE = ("id", "image_id", "category_id", "height", "width", "iscrowd")
 _FIELDS = ("categories", "images", "annotations")
 # Outlines are most of the file, and detectors of boxes do not read them.
 _UNREAD = ("segmentation",)
+# Fields of COCO's other files.
+_WITHOUT_BOXES = {"segments_info": "panoptic segments", "caption": "captions"}
+# Python writes these for numbers that JSON does not have.
+_NO_NUMBER = re.compile(r"-?(NaN|Infinity)\b")
 _MAX_NAME_CHARS = 1024
 _MAX_CATEGORIES = 2**16
 _MAX_SIDE = 2**16
@@ -56,7 +61,6 @@ class Image:
 class Box:
     """A valid box; `corners` are ymin, xmin, ymax, xmax in pixels, within the image."""
 
-    box_id: int
     corners: tuple[float, float, float, float]
     category_id: int
     crowd: bool
@@ -86,6 +90,7 @@ def read_annotations(path: Path) -> Annotations:
         with _opened(path) as (size, chunks):
             limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
             content = _read_fields(_parts(text_chunks(chunks)), limit)
+        _refuse_other_kinds(content)
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
         boxes: dict[int, list[dict[str, Any]]] = {
@@ -101,7 +106,9 @@ def read_annotations(path: Path) -> Annotations:
             of_image = boxes.get(_whole(found, "image_id"))
             (orphans if of_image is None else of_image).append(found)
     except (*DAMAGED, ValueError, TypeError) as error:
-        raise PrepareError(f"{str(path)!r} is no COCO file: {error}") from error
+        raise PrepareError(
+            f"{str(path)!r} cannot be read as boxes in COCO's format: {error}"
+        ) from error
     return Annotations(categories, by_name, boxes, orphans)
 
 
@@ -133,7 +140,6 @@ def check_box(
         return "box whose area or iscrowd is no such number"
     ymin, xmin, ymax, xmax = corners.tolist()
     return Box(
-        found["id"],
         (ymin, xmin, ymax, xmax),
         category_id,
         bool(crowd),
@@ -144,7 +150,6 @@ def check_box(
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[tuple[int, Iterator[bytes]]]:
-    """Yields the size of a file as stored, and its content."""
     archive, name = archive_of(path)
     if archive is None or not (name or path.suffix.lower() == ".zip"):
         with contextlib.closing(unpacked_chunks(path)) as chunks:
@@ -166,7 +171,6 @@ def _opened(path: Path) -> Generator[tuple[int, Iterator[bytes]]]:
 
 
 def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields text in parts that a parser takes at once, up to a limit."""
     num_bytes = 0
     for chunk in chunks:
         num_bytes += len(chunk)
@@ -174,6 +178,17 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
             raise ValueError(f"it is larger than {_MAX_JSON_BYTES} bytes")
         for start in range(0, len(chunk), _PART_BYTES):
             yield chunk[start : start + _PART_BYTES]
+
+
+def _refuse_other_kinds(content: Mapping[str, Any]) -> None:
+    found, what = content.get("annotations"), ""
+    if found is None and "images" in content:
+        what = "it lists images without annotations, as image_info_test*.json does"
+    elif isinstance(found, list) and found and isinstance(found[0], dict):
+        kinds = [kind for field, kind in _WITHOUT_BOXES.items() if field in found[0]]
+        what = "".join(f"it holds {kind}" for kind in kinds)
+    if what:
+        raise ValueError(f"{what}, not boxes; give an instances_*.json instead")
 
 
 def _list(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -192,7 +207,6 @@ def _list(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> Any:
-    """Returns a number that is written as text; else the value."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return float(value)
@@ -216,7 +230,7 @@ def _text(found: Mapping[str, Any], name: str) -> str:
 
 
 def _image(found: dict[str, Any]) -> Image:
-    name = _text(found, "file_name")
+    name = plain_name(_text(found, "file_name"))
     if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"file_name {_shown(name)} leads out of the folder")
     height, width = (_whole(found, side, _MAX_SIDE) for side in ("height", "width"))
@@ -238,13 +252,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value for an error message, with a bounded length."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:80]}..."
 
 
 def _read_fields(chunks: Iterable[bytes], max_bytes: int) -> dict[str, Any]:
-    """Returns the wanted fields of an object, within `max_bytes` of memory."""
     keeper = _Keeper(max_bytes)
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
@@ -259,9 +271,12 @@ def _read_fields(chunks: Iterable[bytes], max_bytes: int) -> dict[str, Any]:
             del events[:]
         parser.close()
     except (ijson.JSONError, OverflowError) as error:
-        # Later lines of the message only show the place.
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"it is not JSON: {reason}") from error
+        # The second line shows the place.
+        reason, *rest = str(error).split("\n")
+        near = "".join(rest[:1]).strip()
+        if found := _NO_NUMBER.search(near):
+            reason = f"it holds {found[0]}, and JSON has numbers and null only"
+        raise ValueError(f"it is not JSON: {reason}, near {_shown(near)}") from error
     keeper.take(events)
     if not isinstance(found := keeper.builder.value, dict):
         raise ValueError("it is no JSON object")
@@ -296,7 +311,6 @@ class _Keeper:
                 raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
     def _is_wanted(self) -> bool:
-        """Returns whether the next value is wanted."""
         if len(self._path) == 1:
             return self._key in _FIELDS
         of_entry = len(self._path) == 3 and self._path[-1] == "start_map"

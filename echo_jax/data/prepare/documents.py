@@ -85,25 +85,21 @@ def cut(found: Iterable[Piece], at: int, *, is_before: bool) -> Iterator[Piece]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields text cut after every line end, and before lines become too long."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest = ""
     for chunk in text_chunks(unpacked_chunks(path)):
         rest += decoder.decode(chunk)
         *lines, rest = rest.split("\n")
         for line in lines:
-            yield from _bounded(line + "\n")
+            line += "\n"
+            for start in range(0, len(line), _PIECE_CHARS):
+                yield line[start : start + _PIECE_CHARS]
         while len(rest) > _PIECE_CHARS:
             yield rest[:_PIECE_CHARS]
             rest = rest[_PIECE_CHARS:]
     decoder.decode(b"", final=True)
     if rest:
         yield rest
-
-
-def _bounded(line: str) -> Iterator[str]:
-    for start in range(0, len(line), _PIECE_CHARS):
-        yield line[start : start + _PIECE_CHARS]
 
 
 def _by_file(lines: Iterator[str]) -> Iterator[Piece | int]:
@@ -154,7 +150,6 @@ def _by_blank(lines: Iterator[str]) -> Iterator[Piece | int]:
 
 
 def _ended(number: int, parts: list[str]) -> Iterator[Piece | int]:
-    """Yields the last piece of a document, without its last line end."""
     whole = "".join(parts)
     text = whole.removesuffix("\n")
     yield Piece(number, text, ends=True)
@@ -216,7 +211,6 @@ class BlockStream:
         self._encoded.close()
 
     def _fill(self) -> None:
-        """Takes pieces until there is a block."""
         parts = [self._rest]
         size = len(self._rest)
         while size <= self._block:
@@ -230,11 +224,9 @@ class BlockStream:
             self.documents += ends
             self.tokens += len(tokens)
             self.bytes += num_bytes
-        if len(parts) > 1:
-            self._rest = np.concatenate(parts)
+        self._rest = np.concatenate(parts)
 
     def _encode(self, piece: Piece) -> tuple[np.ndarray, int, bool]:
-        """Returns the ids of a piece, its bytes, and whether it ends a document."""
         tokens = self._tokenizer.encode(piece.text)
         if piece.ends:
             tokens = np.append(tokens, self._tokenizer.eod)

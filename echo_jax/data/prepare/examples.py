@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import BmpImagePlugin, GifImagePlugin, Image
+from PIL import BmpImagePlugin, GifImagePlugin, Image, PpmImagePlugin
 
-from echo_jax.data.images.decode import decode_image
-from echo_jax.data.images.jpeg_header import jpeg_header
+from echo_jax.data.images.decode import decode_image, jpeg_header
 from echo_jax.data.prepare.archives import Files
 from echo_jax.data.prepare.job import (
     HELD_OUT,
@@ -27,21 +26,28 @@ from echo_jax.data.prepare.job import (
 )
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.data.sources.prepared import pack
+from echo_jax.data.sources.shard_files import TOO_MANY_FILES
 
-_READ = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+_READ = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+)
 # These are images too, so that they are counted and named, not ignored.
 _UNREAD = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")
 
 _MAX_IMAGE_BYTES = 64 * 1024**2
 _MAX_PIXELS = 64 * 1024**2
-_NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
+_NO_IMAGE = "no JPEG, PNG, WebP, BMP, GIF or PPM: convert it to one"
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_RIFF, _WEBP = b"RIFF", b"WEBP"
+# A file that begins with these bytes is an image, whatever its name.
+_SURELY = (_JPEG, _PNG, b"GIF8")
+_HEAD_BYTES = 16
 # `Image.open` would warn about sizes that are refused here.
 _READERS = (
     (b"GIF8", "GIF", GifImagePlugin.GifImageFile),
     (b"BM", "BMP", BmpImagePlugin.BmpImageFile),
+    *((b"P%d" % n, "PPM", PpmImagePlugin.PpmImageFile) for n in range(1, 7)),
 )
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 # The last chunk of a PNG is always the same: no data, a name and a checksum.
@@ -76,19 +82,23 @@ class Example:
 
 def is_image(name: str) -> bool:
     """Returns whether a file should be an image, by its name."""
-    return name.lower().endswith((*_READ, *_UNREAD))
+    # Downloaded files may keep the query of their address: 8.jpg?size=large.
+    return name.lower().partition("?")[0].endswith((*_READ, *_UNREAD))
 
 
-def hold_out(
-    splits: dict[str, list[Example]], holdout: float
-) -> dict[str, list[Example]]:
-    """Returns the splits with a share of the train split as the validation split."""
-    if not holdout:
-        return splits
-    parts: tuple[list[Example], list[Example]] = [], []
-    for example in splits["train"]:
-        parts[is_held_out(example.name, holdout)].append(example)
-    return {**splits, "train": parts[0], HELD_OUT: parts[1]}
+def images_of(files: Files) -> list[int]:
+    """Returns the indices of the images of a source, by their names or contents."""
+    is_named = [is_image(entry.name) for entry in files.entries]
+    others = [index for index, named in enumerate(is_named) if not named]
+    for index, read in zip(others, files.contents(others, _HEAD_BYTES), strict=True):
+        with contextlib.suppress(OSError):
+            head = read()
+            is_named[index] = _is_webp(head) or head.startswith(_SURELY)
+    return [index for index, named in enumerate(is_named) if named]
+
+
+def _is_webp(head: bytes) -> bool:
+    return head.startswith(b"RIFF") and head[8:12] == b"WEBP"
 
 
 def write_splits(
@@ -96,22 +106,29 @@ def write_splits(
     splits: dict[str, list[Example]],
     settings: Settings,
     skipped: Skipped,
-) -> set[tuple[str, str]]:
-    """Writes the missing shards; returns split and name of every unusable image."""
+) -> dict[str, list[Example]]:
+    """Holds out, and writes the missing shards; returns the usable images by split."""
+    skipped.check()
+    if settings.holdout:
+        parts: tuple[list[Example], list[Example]] = [], []
+        for example in splits["train"]:
+            parts[is_held_out(example.name, settings.holdout)].append(example)
+        splits = {**splits, "train": parts[0], HELD_OUT: parts[1]}
     total = sum(example.bytes for examples in splits.values() for example in examples)
     progress = Progress(settings.on_progress, "checking and writing images", total)
-    unusable = set()
+    usable = {}
     for split, examples in splits.items():
-        good = 0
+        num_written, unusable = 0, set()
         for note in _notes(work, split, examples, settings, progress):
-            good += note["shard"]["examples"]
+            num_written += note["shard"]["examples"]
             for bad in note["bad"]:
-                unusable.add((split, bad["name"]))
+                unusable.add(bad["name"])
                 skipped.add(Bad(**bad))
             skipped.check()
-        if not good:
+        if not num_written:
             raise PrepareError(f"no image is left for split {split!r}: {skipped}")
-    return unusable
+        usable[split] = [each for each in examples if each.name not in unusable]
+    return usable
 
 
 def _notes(
@@ -121,7 +138,6 @@ def _notes(
     settings: Settings,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the notes of all shards, and writes the missing shards."""
     shards = _cut(examples, settings.shard_bytes)
     missing = itertools.chain.from_iterable(
         shard for k, shard in enumerate(shards) if work.note(split, k) is None
@@ -153,7 +169,6 @@ def _notes(
 
 
 def _cut(examples: Sequence[Example], shard_bytes: float) -> list[list[Example]]:
-    """Cuts examples into shards of about one size, at least one."""
     total = sum(example.bytes for example in examples)
     number = max(1, round(total / shard_bytes))
     shards: list[list[Example]] = [[] for _ in range(number)]
@@ -167,7 +182,6 @@ def _cut(examples: Sequence[Example], shard_bytes: float) -> list[list[Example]]
 def _with_contents(
     examples: Iterable[Example],
 ) -> Iterator[tuple[Example, Callable[[], bytes]]]:
-    """Yields every example with the function that reads its file."""
     for _, group in itertools.groupby(examples, lambda example: id(example.files)):
         of_one = list(group)
         indices = [example.index for example in of_one]
@@ -176,12 +190,13 @@ def _with_contents(
 
 
 def _record(job: tuple[Example, Callable[[], bytes]]) -> bytes | BadExampleError:
-    """Returns the record of an example, or the reason why it cannot be used."""
     example, read = job
     try:
         image = read()
         size = check_image(image)
-    except OSError:
+    except OSError as error:
+        if error.errno in TOO_MANY_FILES:  # It says nothing about this file.
+            raise
         return BadExampleError("unreadable file")
     except BadExampleError as error:
         return error
@@ -202,9 +217,12 @@ def check_image(data: bytes) -> tuple[int, int]:
         raise BadExampleError(f"file of more than {_MAX_IMAGE_BYTES} bytes")
     is_cut = False
     if data.startswith(_JPEG):
-        kind = "JPEG"
-        height, width, scan = _jpeg_header(data)
-        is_cut = data.rfind(_END_OF_IMAGE) < scan
+        kind, header = "JPEG", jpeg_header(data)
+        if header is None or not data.startswith(_START_OF_SCAN, header.scan):
+            is_cut = not data.endswith(_END_OF_IMAGE)
+            raise BadExampleError("truncated" if is_cut else "corrupt")
+        height, width = header.height, header.width
+        is_cut = data.rfind(_END_OF_IMAGE) < header.scan
     elif data.startswith(_PNG):
         kind = "PNG"
         if len(data) < 24 or _END_OF_PNG not in data:
@@ -232,7 +250,6 @@ def check_image(data: bytes) -> tuple[int, int]:
 
 
 def _holds_all_rows(png: bytes) -> bool:
-    """Returns whether a decodable PNG holds all of its rows."""
     left, decoder = _row_bytes(png), zlib.decompressobj()
     for packed in _image_data(png):
         while packed and left > 0 and not decoder.eof:
@@ -245,7 +262,6 @@ def _holds_all_rows(png: bytes) -> bool:
 
 
 def _row_bytes(png: bytes) -> int:
-    """Returns the bytes of all rows, each with its filter byte."""
     width, height, depth, colour, interlaced = struct.unpack_from(">IIBB2xB", png, 16)
     total = 0
     for column, row, across, down in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
@@ -264,18 +280,8 @@ def _image_data(png: bytes) -> Iterator[bytes]:
         position += size + 12
 
 
-def _jpeg_header(data: bytes) -> tuple[int, int, int]:
-    """Returns height, width and the offset of the first scan."""
-    header = jpeg_header(data)
-    if header is None or not data.startswith(_START_OF_SCAN, header.scan):
-        is_cut = not data.endswith(_END_OF_IMAGE)
-        raise BadExampleError("truncated" if is_cut else "corrupt")
-    return header.height, header.width, header.scan
-
-
 def _other_header(data: bytes) -> tuple[str, int, int]:
-    """Returns format, height and width of a file other than JPEG and PNG."""
-    if data.startswith(_RIFF) and data[8:12] == _WEBP:
+    if _is_webp(data):
         return "WEBP", *_webp_header(data)
     for start, kind, reader in _READERS:
         if data.startswith(start):

@@ -94,6 +94,8 @@ class FilesBelow:
             )
         found = (files.entries[index] for index in self._indices)
         self.entries = [Entry(e.name.removeprefix(prefix), e.bytes) for e in found]
+        below = (name for name in files.folders if name.startswith(prefix))
+        self.folders = [name.removeprefix(prefix) for name in below]
         path = f"{files.metadata['path']}/{folder}"
         self.metadata: dict[str, Any] = {**files.metadata, "path": path}
 
@@ -106,13 +108,14 @@ class _Folder:
 
     def __init__(self, path: Path):
         self._path = path
-        found = sorted(_walk(path))
-        self.entries = [Entry(name, size) for name, size in found]
-        listing = "".join(f"{name}\0{size}\n" for name, size in found)
+        every = sorted(_walk(path))
+        self.folders = [name[:-1] for name, _ in every if name.endswith("/")]
+        self.entries = [Entry(*each) for each in every if not each[0].endswith("/")]
+        listing = "".join(f"{each.name}\0{each.bytes}\n" for each in self.entries)
         self.metadata = {
             "path": str(path),
-            "files": len(found),
-            "bytes": sum(size for _, size in found),
+            "files": len(self.entries),
+            "bytes": sum(entry.bytes for entry in self.entries),
             "listing_sha256": hashlib.sha256(listing.encode()).hexdigest(),
         }
 
@@ -125,11 +128,13 @@ class _Folder:
 def _walk(
     folder: Path, above: frozenset[tuple[int, int]] = frozenset(), prefix: str = ""
 ) -> Iterator[tuple[str, int]]:
-    """Yields the name and size of every regular file below a folder."""
+    """Yields the names of all files and, with a slash, folders; and the sizes."""
     status = folder.stat()
     here = status.st_dev, status.st_ino
     if here in above:  # A link leads back to a folder above it.
         return
+    if prefix:
+        yield prefix, 0
     with os.scandir(folder) as found:
         for entry in found:
             if entry.name.startswith("."):
@@ -224,25 +229,22 @@ class _Parquet:
                 "pip install 'echo-jax[parquet]'"
             ) from error
         self._path = path
+        self.folders: list[str] = []
         # The file's own metadata may be invalid too.
         damaged = (pyarrow.ArrowException, OSError, ValueError, TypeError)
         self.metadata = file_metadata(path)
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 self._image, label, names = _columns(file.schema_arrow)
-                groups = [
-                    file.metadata.row_group(n) for n in range(file.num_row_groups)
-                ]
+                every = range(file.num_row_groups)
+                groups = [file.metadata.row_group(number) for number in every]
                 if any(g.total_byte_size > _MAX_GROUP_BYTES for g in groups):
                     raise ValueError(f"a row group takes over {_MAX_GROUP_BYTES} bytes")
             self._group_rows = [group.num_rows for group in groups]
-            every = range(len(groups))
-            rows = self._batches(every, [self._image, label])
+            rows = self._rows(every, [self._image, label])
             self.entries = [
-                _entry(number, _class_name(of_class, names), *image)
-                for number, (image, of_class) in enumerate(
-                    (_image(row[0]), row[1]) for batch in rows for row in batch
-                )
+                _entry(number, _class_name(of_class, names), *_image(value))
+                for number, (value, of_class) in enumerate(rows)
             ]
         except (*damaged, AttributeError) as error:
             raise PrepareError(f"{str(path)!r} cannot be read: {error}") from error
@@ -254,27 +256,23 @@ class _Parquet:
             start += rows
             if not here:
                 continue
-            batches = self._batches([group], [self._image])
-            found = (row for batch in batches for row in batch)
-            for index, (value,) in enumerate(found):
+            for index, (value,) in enumerate(self._rows([group], [self._image])):
                 if index in here:
                     data, _ = _image(value)
                     yield functools.partial(bytes, data[: max_bytes + 1])
 
-    def _batches(
+    def _rows(
         self, groups: Sequence[int], columns: list[str]
-    ) -> Iterator[list[tuple[Any, ...]]]:
-        """Yields the values of some columns, row by row, a few rows at a time."""
+    ) -> Iterator[tuple[Any, ...]]:
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self._path) as file:
             for batch in file.iter_batches(_ROWS, groups, columns, use_threads=False):
                 values = [batch.column(name).to_pylist() for name in columns]
-                yield [*zip(*values, strict=True)]
+                yield from zip(*values, strict=True)
 
 
 def _columns(schema: Any) -> tuple[str, str, list[str] | None]:
-    """Returns the columns of images and labels, and the names of the classes."""
     import pyarrow
 
     def holds_bytes(kind: Any) -> bool:
@@ -296,14 +294,12 @@ def _columns(schema: Any) -> tuple[str, str, list[str] | None]:
 
 
 def _image(value: Any) -> tuple[bytes, str]:
-    """Returns the bytes of an image and its path; empty if there is none."""
     if isinstance(value, dict):
         return value["bytes"] or b"", value.get("path") or ""
     return value or b"", ""
 
 
 def _class_name(value: Any, names: list[str] | None) -> str:
-    """Returns the name of a class, which is the name of its folder."""
     if names is not None and value is not None:
         label = whole(value)
         if not (isinstance(label, int) and 0 <= label < len(names)):
@@ -315,7 +311,6 @@ def _class_name(value: Any, names: list[str] | None) -> str:
 
 
 def _entry(row: int, of_class: str, image: bytes, path: str) -> Entry:
-    """Returns the file entry of a row."""
     suffix = PurePosixPath(path).suffix or ".png"
     name = str(PurePosixPath(of_class, f"{row:08}{suffix}"))
     if problem := name_problem(name):

@@ -1,11 +1,12 @@
 """Labelled images: turns folders, archives or a list of files into shards."""
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from echo_jax.data.prepare.archives import Files, Image
+from echo_jax.data.prepare.archives import Files, Image, counted, nfc, respelt
 from echo_jax.data.prepare.class_lists import (
     CLASSES,
     TINY_IMAGENET,
@@ -16,7 +17,7 @@ from echo_jax.data.prepare.class_lists import (
     read_names,
     tiny_imagenet,
 )
-from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
+from echo_jax.data.prepare.examples import Example, images_of, is_image, write_splits
 from echo_jax.data.prepare.files import (
     by_split,
     first_difference,
@@ -39,10 +40,11 @@ from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
 _FEATURES = {
-    "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
+    "image": "bytes of a JPEG, PNG, WebP, BMP, GIF or PPM file, as found",
     "label": "int, the index in classes",
     "name": "str, the file's path in the source",
 }
+_IGNORED = "left out, as no images"
 _MAX_SHOWN = 3
 _HOW = "--classes first, --classes last or --classes FILE.csv"
 
@@ -124,6 +126,11 @@ def prepare_images(
             return info
         images = {split: _images(split, parts) for split, parts in files.items()}
         found = _class_names(images, classes, listed)
+        notes = respelt(name for of in found.values() for name in of.names)
+        found = {
+            split: of._replace(names=[*map(nfc, of.names)])
+            for split, of in found.items()
+        }
         of_train = [found["train"]] if "train" in found else found.values()
         known = sorted({name for of in of_train for name in of.names} - {""})
         left_out = layout and "test" in found and not {*found["test"].names} & {*known}
@@ -137,13 +144,9 @@ def prepare_images(
             split: _labelled(split, of, found[split], known, skipped)
             for split, of in images.items()
         }
-        skipped.check()
-        splits = hold_out(splits, settings.holdout)
-        unusable = write_splits(work, splits, settings, skipped)
         about = {}
-        for split, examples in splits.items():
-            good = [e for e in examples if (split, e.name) not in unusable]
-            counts = Counter(example.entries["label"] for example in good)
+        for split, usable in write_splits(work, splits, settings, skipped).items():
+            counts = Counter(example.entries["label"] for example in usable)
             about[split] = {"of_class": [counts[i] for i in range(len(known))]}
         return work.publish(
             about,
@@ -153,6 +156,7 @@ def prepare_images(
                 "features": _FEATURES,
                 "classes": shown,
                 "skipped": skipped.metadata(),
+                "notes": [*counted(_IGNORED, _ignored(files, images)), *notes],
                 **({"layout": layout} if layout else {}),
                 **({"left_out": ["test"]} if left_out else {}),
             },
@@ -160,19 +164,11 @@ def prepare_images(
 
 
 def _images(split: str, parts: Sequence[Files]) -> list[Image]:
-    """Returns the images of a split: the source and the entry of each."""
-    images = [
-        (files, index)
-        for files in parts
-        for index, entry in enumerate(files.entries)
-        if is_image(entry.name)
-    ]
+    images = [(files, index) for files in parts for index in images_of(files)]
     if not images:
         paths = ", ".join(repr(files.metadata["path"]) for files in parts)
         suffixes = Counter(
-            PurePosixPath(entry.name).suffix.lower() or "without an ending"
-            for files in parts
-            for entry in files.entries
+            _ending(entry.name) for files in parts for entry in files.entries
         ).most_common(_MAX_SHOWN)
         there = ", ".join(f"{number} {suffix}" for suffix, number in suffixes)
         raise PrepareError(
@@ -183,6 +179,32 @@ def _images(split: str, parts: Sequence[Files]) -> list[Image]:
     return images
 
 
+def _ending(name: str) -> str:
+    return PurePosixPath(name).suffix.lower() or "without an ending"
+
+
+def _ignored(
+    files: Mapping[str, Sequence[Files]], images: Mapping[str, Sequence[Image]]
+) -> Iterator[tuple[str, str]]:
+    """Yields the kind and the name of every file and folder without an image."""
+    for split, of in images.items():
+        taken = {(id(part), index) for part, index in of}
+        for part in files[split]:
+            full, others = set(), {*part.folders}
+            for index, entry in enumerate(part.entries):
+                folder = entry.name.rpartition("/")[0]
+                if (id(part), index) in taken:
+                    full.add(folder)
+                else:
+                    others.add(folder)
+                    yield _ending(entry.name), f"{split}: {entry.name}"
+            above = {PurePosixPath(folder, "x").parents for folder in full}
+            full = {PurePosixPath("."), *itertools.chain(*above)}
+            for folder in sorted({*map(PurePosixPath, others)} - full):
+                if folder.parent in full:
+                    yield "folders without an image", f"{split}: {folder}"
+
+
 def _labelled(
     split: str,
     images: Sequence[Image],
@@ -190,7 +212,6 @@ def _labelled(
     classes: Sequence[str],
     skipped: Skipped,
 ) -> list[Example]:
-    """Returns the images of a split with their labels."""
     labels = {name: label for label, name in enumerate(classes)}
     names, examples = set(), []
     for (files, index), class_name in zip(images, of_class.names, strict=True):
@@ -240,7 +261,6 @@ def _class_names(
 def _check_classes(
     found: Mapping[str, _ClassNames], classes: Sequence[str], how: str, may_skip: int
 ) -> None:
-    """Refuses a single class, and splits with different classes."""
     known = {"", *classes}
     for split, of in found.items():
         if not any(of.names):
@@ -268,7 +288,6 @@ def _check_classes(
 
 
 def _by_folder(images: Sequence[Image], how: str) -> list[str]:
-    """Returns the class of each image by its folders; empty without folders."""
     folders = [folders_of(files.entries[index].name) for files, index in images]
     if how == "first":
         of_source = defaultdict(list)
@@ -290,7 +309,6 @@ def _by_folder(images: Sequence[Image], how: str) -> list[str]:
 
 
 def _refuse_splits(images: Sequence[Image]) -> None:
-    """Refuses a source that holds a folder for each split."""
     for files in {id(files): files for files, _ in images}.values():
         folders, _ = split_folders(files, is_image, of_classes=True)
         if len(folders) > 1:
@@ -304,7 +322,6 @@ def _refuse_splits(images: Sequence[Image]) -> None:
 def _refuse_nested(
     images: Sequence[Image], folders: Sequence[tuple[str, ...]], level: int
 ) -> None:
-    """Refuses class folders that are nested or share a name."""
     known: dict[int, dict[tuple[str, ...], None]] = defaultdict(dict)
     for (files, _), of in zip(images, folders, strict=True):
         if len(of) >= level:

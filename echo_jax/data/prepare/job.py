@@ -79,10 +79,8 @@ class Skipped:
         }
 
     def __str__(self) -> str:
-        shown = [
-            f"{bad.split}: {bad.name!r} ({bad.reason})"
-            for bad in self.named[:_MAX_SHOWN]
-        ]
+        named = self.named[:_MAX_SHOWN]
+        shown = [f"{bad.split}: {bad.name!r} ({bad.reason})" for bad in named]
         rest = self.counts.total() - len(shown)
         return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
@@ -232,7 +230,6 @@ def ordered_map(
 
 
 def _groups(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yields groups of items that are large enough for one thread call."""
     group, size = [], 0
     for item in items:
         group.append(item)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.prepare.archives import file_metadata
+from echo_jax.data.prepare.archives import counted, file_metadata
 from echo_jax.data.prepare.documents import DOCUMENTS, BlockStream, Piece, cut, pieces
 from echo_jax.data.prepare.files import open_files, several_splits, split_folders
 from echo_jax.data.prepare.job import (
@@ -35,11 +35,14 @@ from echo_jax.data.prepare.tokenizer import (
     train_subwords,
 )
 from echo_jax.data.prepare.workspace import Workspace
+from echo_jax.data.sources.shard_files import TOO_MANY_FILES
+from echo_jax.data.sources.text import structured_ending
 from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.files.folders import typed_path
 from echo_jax.files.plain_text import READ_AS, EncodingError, text_chunks
 
 _TOKENIZERS = ("sentencepiece", "bytes")
+_STRUCTURED = "read as plain text, with their braces, commas and names of fields"
 _OTHER_PACKED = (".zst", ".zip", ".7z", ".tgz", ".tar", ".parquet")
 
 
@@ -111,7 +114,9 @@ class _Split:
             for file in self.files
             for piece in pieces(file.path, self.document)
         )
-        if self._is_cut():
+        # The end of the text is held out where names hold out no file, or all.
+        held_out = {is_held_out(f"{file.name}:0", self.holdout) for file in self.files}
+        if self.holdout and self.document == "file" and len(held_out) == 1:
             total = sum(file.bytes for file in self.files)
             at = total - round(total * self.holdout)
             every = (piece for _, piece in found)
@@ -121,11 +126,6 @@ class _Split:
             name = f"{file.name}:{piece.document}"
             if is_held_out(name, self.holdout) == self.takes_held_out:
                 yield piece
-
-    def _is_cut(self) -> bool:
-        """Whether to hold out the end of the text: names hold out no file, or all."""
-        held_out = {is_held_out(f"{file.name}:0", self.holdout) for file in self.files}
-        return bool(self.holdout) and self.document == "file" and len(held_out) == 1
 
 
 def prepare_text(
@@ -159,15 +159,7 @@ def prepare_text(
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: A source is invalid, too much of it is bad, or the folder holds
-        something else.
-
-    Example:
-      >>> prepare_text(
-      ...     ["train=train.txt.xz", "validation=valid.txt.xz"],
-      ...     Settings(out=Path("data/wikitext2")),
-      ...     TextSettings(document="line"),
-      ... )
+      PrepareError: As `prepare_images`.
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="text", **text.options())
@@ -191,6 +183,12 @@ def prepare_text(
         if settings.holdout:
             of = files["train"], text.document, settings.holdout
             splits |= {"train": _Split(*of), HELD_OUT: _Split(*of, takes_held_out=True)}
+        structured = (
+            (ending, f"{split}: {file.name}")
+            for split, of in files.items()
+            for file in of
+            if (ending := structured_ending(file.path))
+        )
         tokenizer = _tokenizer(work, splits, settings, text)
         dtype = token_dtype(tokenizer.vocab_size)
         return work.publish(
@@ -205,13 +203,13 @@ def prepare_text(
                 "vocab_size": tokenizer.vocab_size,
                 "eod": tokenizer.eod,
                 "skipped": skipped.metadata(),
+                "notes": counted(_STRUCTURED, structured),
                 **({"layout": layout} if layout else {}),
             },
         )
 
 
 def _by_split(paths: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Returns the sources of each split, and the folder of each split."""
     sources, layout = defaultdict(list), {}
     for path in paths:
         folders = {"train": ""}
@@ -229,7 +227,6 @@ def _by_split(paths: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str
 
 
 def _text_files(paths: Sequence[str]) -> list[_TextFile]:
-    """Returns the files of a split; those of a folder in the order of their names."""
     files = []
     for path in map(typed_path, paths):
         if path.is_dir():
@@ -250,10 +247,9 @@ def _text_files(paths: Sequence[str]) -> list[_TextFile]:
 def _scan(
     files: dict[str, list[_TextFile]], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, list[_TextFile]], list[Bad]]:
-    """Reads all files once; returns metadata, good files and bad files."""
     jobs = [(split, file) for split, of in files.items() for file in of]
-    sizes = [file.path.stat().st_size for _, file in jobs]
-    progress = Progress(settings.on_progress, "reading text", sum(sizes))
+    total = sum(file.path.stat().st_size for _, file in jobs)
+    progress = Progress(settings.on_progress, "reading text", total)
     metadata = {split: [] for split in files}
     good = {split: [] for split in files}
     bad = []
@@ -264,10 +260,8 @@ def _scan(
         workers=settings.num_threads,
     )
     with contextlib.closing(scanned):
-        for (split, file), size, (about, found) in zip(
-            jobs, sizes, scanned, strict=True
-        ):
-            progress.advance(size)
+        for (split, file), (about, found) in zip(jobs, scanned, strict=True):
+            progress.advance(about["bytes"])
             metadata[split].append(about)
             if isinstance(found, int):
                 good[split].append(_TextFile(file.path, file.name, found))
@@ -277,7 +271,6 @@ def _scan(
 
 
 def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | str]:
-    """Returns a file's metadata, and the bytes of its text or its fault."""
     metadata = file_metadata(file.path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = 0
@@ -290,7 +283,9 @@ def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | str]:
         return metadata, "not UTF-8"
     except EncodingError as error:
         return metadata, str(error)
-    except DAMAGED:
+    except DAMAGED as error:
+        if getattr(error, "errno", None) in TOO_MANY_FILES:
+            raise
         return metadata, "damaged or truncated"
     except UnpackError:
         return metadata, "unpacks to far more than its size"
@@ -300,7 +295,6 @@ def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | str]:
 def _tokenizer(
     work: Workspace, splits: dict[str, _Split], settings: Settings, text: TextSettings
 ) -> Tokenizer:
-    """Returns the tokenizer; writes its model beside the shards."""
     if text.tokenizer == "bytes":
         return ByteTokenizer()
     if text.tokenizer_model:
@@ -319,7 +313,6 @@ def _tokenizer(
 
 
 def _learnt(splits: dict[str, _Split], settings: Settings, vocab: int) -> bytes:
-    """Returns the model learnt from the train split, the same each time."""
     if "train" not in splits:
         raise PrepareError(
             "subwords are learnt from the train split, and there is none; name one, "
@@ -339,7 +332,6 @@ def _write(
     settings: Settings,
     block: int,
 ) -> dict[str, dict[str, Any]]:
-    """Writes the missing shards; returns the metadata of each split."""
     files = {file for split in splits.values() for file in split.files}
     total = sum(file.bytes for file in files)
     progress = Progress(settings.on_progress, "writing tokens", total)

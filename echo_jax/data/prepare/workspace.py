@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,8 +57,11 @@ class Workspace:
         self._files: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
+        if self._out.exists() and not self._out.is_dir():
+            raise PrepareError(f"--out={self._out} is a file")
+        found = self._out.iterdir() if self._out.exists() else ()
         # Ignore what a kill has left of a lock.
-        names = _names(self._out) - {LOCK_NAME}
+        names = {path.name for path in found} - {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
             raise PrepareError(
                 f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
@@ -78,8 +81,12 @@ class Workspace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        is_mistake = kind is not None and issubclass(kind, Exception)
         try:
-            self._forget_mistake(kind is not None and issubclass(kind, Exception))
+            # Ctrl-C keeps a plan without shards.
+            is_kept = (self._work / _PLAN_FILE).exists() and not is_mistake
+            if self._work.is_dir() and not is_kept and not self._has_shards():
+                shutil.rmtree(self._work)
         finally:
             self._lock.__exit__()
 
@@ -153,7 +160,7 @@ class Workspace:
     def publish(
         self,
         splits: Mapping[str, dict[str, Any]],
-        files: Iterable[str],
+        files: Sequence[str],
         info: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Moves everything to its place; writes and returns ``dataset.json``."""
@@ -170,10 +177,8 @@ class Workspace:
                 notes[number] = {"file": name, **shard}
             examples = sum(shard["examples"] for shard in notes)
             about[split] = {"examples": examples, **metadata, "shards": notes}
-        beside = []
-        for name in files:
-            beside.append({"file": name, **self._files[name]})
-            moves[self._work / name] = name
+        beside = [{"file": name, **self._files[name]} for name in files]
+        moves |= {self._work / name: name for name in files}
         for path, name in moves.items():
             if path.exists():
                 path.replace(self._out / name)
@@ -192,7 +197,6 @@ class Workspace:
     def _difference(
         self, split: str, number: int, shard: Mapping[str, Any]
     ) -> str | None:
-        """Returns how a shard differs from its note, or None."""
         path = self._shard_path(split, number)
         if not path.exists():
             # An interrupted `publish` has already moved it.
@@ -210,11 +214,9 @@ class Workspace:
         return None
 
     def _has_shards(self) -> bool:
-        """Returns whether any shard has a note, even if the shard has changed."""
         return any(self._work.glob("*-*[0-9].json"))
 
     def _read_plan(self) -> dict[str, Any] | None:
-        """Returns the plan; a damaged plan without shards counts as none."""
         try:
             plan = read_json(self._inside(_PLAN_FILE), _OF_PLAN)
             return plan and {name: plan[name] for name in _OF_PLAN}
@@ -228,35 +230,26 @@ class Workspace:
             ) from error
 
     def _check_options(self) -> None:
-        """Refuses shards of other options; deletes other plans without shards."""
-        if (self._out / DATASET_FILE).exists():
-            before = read_info(self._out)["options"]
-        elif (plan := self._read_plan()) is not None:
-            before = plan["options"]
-        else:
+        is_finished = (self._out / DATASET_FILE).exists()
+        plan = read_info(self._out) if is_finished else self._read_plan()
+        if plan is None or (before := plan["options"]) == self._options:
             return
-        if before == self._options:
-            return
-        if self._has_shards() or (self._out / DATASET_FILE).exists():
+        if is_finished or self._has_shards():
+            now = self._options
+            said = (
+                f"--{k.replace('_', '-')} was {before.get(k)!r} and is {now.get(k)!r}"
+                for k in {**before, **now}
+                if before.get(k) != now.get(k)
+            )
             raise PrepareError(
-                f"--out={self._out} was begun with other options: "
-                f"{_difference_of(before, self._options)}. Use those, or another --out"
+                f"--out={self._out} was begun with other options: {', '.join(said)}. "
+                "Use those, or another --out"
             )
         self._forget()
 
     def _forget(self) -> None:
         for path in self._work.iterdir():
             path.unlink()
-
-    def _forget_mistake(self, is_mistake: bool) -> None:
-        """Deletes an empty workspace after an error; keeps it after Ctrl-C."""
-        is_begun = (self._work / _PLAN_FILE).exists()
-        if (
-            self._work.is_dir()
-            and not self._has_shards()
-            and (is_mistake or not is_begun)
-        ):
-            shutil.rmtree(self._work)
 
     def _changed(self) -> PrepareError:
         return PrepareError(
@@ -265,15 +258,7 @@ class Workspace:
         )
 
 
-def _names(out: Path) -> set[str]:
-    """Returns the names in a folder; empty without a folder."""
-    if out.exists() and not out.is_dir():
-        raise PrepareError(f"--out={out} is a file")
-    return {path.name for path in out.iterdir()} if out.exists() else set()
-
-
 def _size_and_hash(path: Path) -> dict[str, Any]:
-    """Flushes a file to the disk; returns its size and hash."""
     with (run_folder(path.parent) / path.name).open_file() as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         os.fsync(stream.fileno())
@@ -281,19 +266,8 @@ def _size_and_hash(path: Path) -> dict[str, Any]:
 
 
 def _size_and_hash_of(content: bytes) -> dict[str, Any]:
-    """Returns the size and the hash of a file's content."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _as_json(value: Any) -> Any:
-    """Returns the value as read back from JSON, with tuples as lists."""
     return json.loads(json.dumps(value))
-
-
-def _difference_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns the differences between two sets of options, for an error message."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(
-        f"--{name.replace('_', '-')} was {before.get(name)!r} and is {now.get(name)!r}"
-        for name in names
-    )

@@ -10,8 +10,8 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, shards_metadata
+from echo_jax.data.sources.source import Opened, open_foreign
 from echo_jax.files.folders import typed_path
 
 # The columns of each kind, and the feature that identifies each column.
@@ -45,14 +45,11 @@ class HuggingFaceData:
         }
 
     def _column(self, features: Any, wanted: str, named: str | None) -> str:
-        """Returns the name of the wanted column."""
         fitting = [name for name, what in features.items() if _fits(what, wanted)]
         if named is None and len(fitting) == 1:
             return fitting[0]
-        if named is not None and named in fitting:
-            return named
-        if named is None and wanted in fitting:
-            return wanted
+        if (name := named or wanted) in fitting:
+            return name
         what = {"image": "Image", "label": "ClassLabel", "text": "text"}[wanted]
         raise ValueError(
             f"data.source={self._source!r} has {', '.join(fitting) or 'no column'} of "
@@ -65,18 +62,16 @@ class HuggingFaceData:
     def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         data = self._splits[split]
-        about = {}
-        if self._kind == "images":
-            about["classes"] = data.features[self._columns["label"]].names
         facts = {
             "source": self._source,
             "split": split,
             "columns": dict(self._columns),
             **shards_metadata([Path(file["filename"]) for file in data.cache_files]),
         }
-        columns = list(self._columns.values())
-        data = data.with_format(None).select_columns(columns)
+        data = data.with_format(None).select_columns([*self._columns.values()])
+        about = {}
         if self._kind == "images":
+            about["classes"] = data.features[self._columns["label"]].names
             image = self._columns["image"]
             data = data.cast_column(image, _datasets().Image(decode=False))
         return open_foreign(
@@ -89,8 +84,6 @@ class HuggingFaceData:
 
 
 class _Rows:
-    """The dicts of a dataset's rows."""
-
     def __init__(self, data: Any, columns: dict[str, str]):
         self._data, self._columns = data, columns
 
@@ -140,7 +133,6 @@ def _fits(feature: Any, wanted: str) -> bool:
 
 
 def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
-    """Returns the splits of a dataset, by name."""
     folder, datasets = typed_path(path), _datasets()
     datasets.disable_progress_bars()
     try:

@@ -4,18 +4,19 @@ A folder holds shards of records, and ``dataset.json``, which is written last. A
 without this file is unfinished, and is not read.
 """
 
+import contextlib
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex, cast
 
 import msgpack
-from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordReader
 
+from echo_jax.data.sources.shard_files import ShardRecords, too_many_files
 from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError, read_json
 
@@ -67,12 +68,6 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
 def read_info(folder: str | Path) -> dict[str, Any]:
     """Reads a folder's ``dataset.json``, and checks that its shards exist.
 
-    Args:
-      folder: The ``--out`` of ``echo-jax prepare``.
-
-    Returns:
-      The content of ``dataset.json``.
-
     Raises:
       PreparedError: The folder is unfinished or of another format, or a file is
         missing, a link, or of another size than when it was written.
@@ -115,61 +110,44 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 class Prepared:
     """The records of one split, by index; several threads may read at the same time.
 
-    It is pickled as folder and split, and a worker process opens it again.
-
-    Attributes:
-      folder: The prepared folder.
-      split: The split's name.
-      info: The content of ``dataset.json``.
+    It is pickled as folder and split, and a worker process opens it again. `info` is
+    the content of ``dataset.json``.
     """
 
     def __init__(self, folder: Path, split: str, info: dict[str, Any]):
         self.folder, self.split, self.info = folder, split, info
         shards = info["splits"][split]["shards"]
-        self._length = sum(shard["examples"] for shard in shards)
-        self._records = ArrayRecordDataSource(
-            [
-                _WholeShard(str(folder / shard["file"]), 0, count, count)
-                for shard in shards
-                if (count := shard["examples"])
-            ]
-        )
+        paths = [str(folder / shard["file"]) for shard in shards]
+        self._records = ShardRecords(paths, [shard["examples"] for shard in shards])
 
     def __reduce__(self) -> tuple[Callable[..., "Prepared"], tuple[Path, str]]:
         return open_prepared, (self.folder, self.split)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._records)
 
     def __getitem__(self, index: SupportsIndex) -> bytes:
         position = index.__index__()
-        if not 0 <= position < self._length:
+        if not 0 <= position < len(self):
             raise IndexError(
-                f"record {position} of {self._length} in split {self.split!r} of "
+                f"record {position} of {len(self)} in split {self.split!r} of "
                 f"{str(self.folder)!r}"
             )
         try:
             return self._records[position]
         except (OSError, RuntimeError) as error:
             # Records carry checksums.
+            what = too_many_files(error) or (
+                f"{str(error).partition(';')[0]}. Find the file with "
+                f"`echo-jax prepare verify {self.folder}`. {_AGAIN}"
+            )
             raise PreparedError(
                 f"record {position} in split {self.split!r} of {str(self.folder)!r} "
-                f"cannot be read: {str(error).partition(';')[0]}. Find the file with "
-                f"`echo-jax prepare verify {self.folder}`. {_AGAIN}"
+                f"cannot be read: {what}"
             ) from error
 
     def read_file(self, name: str) -> bytes:
-        """Reads a file beside the shards, such as a tokenizer.
-
-        Args:
-          name: The name of the file.
-
-        Returns:
-          The file's content.
-
-        Raises:
-          PreparedError: The file is missing, or was changed.
-        """
+        """Reads a file beside the shards; raises PreparedError if it was changed."""
         for file in self.info.get("files", []):
             if file["file"] == name:
                 path = run_folder(self.folder) / name
@@ -180,30 +158,22 @@ class Prepared:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the sizes and one hash of all shards, as JSON values."""
-        digest = hashlib.sha256()
-        split = self.info["splits"][self.split]
-        for shard in split["shards"]:
-            digest.update(shard["sha256"].encode())
+        shards = self.info["splits"][self.split]["shards"]
+        hashes = "".join(shard["sha256"] for shard in shards)
         return {
             "source": str(self.folder),
             "kind": self.info["kind"],
             "split": self.split,
-            "examples": self._length,
-            "sha256": digest.hexdigest(),
+            "examples": len(self),
+            "sha256": hashlib.sha256(hashes.encode()).hexdigest(),
         }
 
 
 def verify(folder: str | Path) -> int:
-    """Checks the hash of every file of a prepared folder, and counts its records.
-
-    Args:
-      folder: The ``--out`` of ``echo-jax prepare``.
-
-    Returns:
-      The number of checked files.
+    """Checks and counts the files of a prepared folder.
 
     Raises:
-      PreparedError: A file was changed.
+      PreparedError: A file has another hash, or another number of records.
     """
     files = _files(read_info(folder))
     for file in files:
@@ -221,11 +191,8 @@ def verify(folder: str | Path) -> int:
 
 def count_records(shard: str | os.PathLike[str]) -> int:
     """Returns the number of records in a shard's index."""
-    reader = ArrayRecordReader(os.fspath(shard))
-    try:
+    with contextlib.closing(ArrayRecordReader(os.fspath(shard))) as reader:
         return reader.num_records()
-    finally:
-        reader.close()
 
 
 def pack(entries: Mapping[str, Value]) -> bytes:
@@ -276,22 +243,9 @@ def unpack(record: bytes) -> dict[str, Value]:
 _AGAIN = "Prepare it again, with `echo-jax prepare`, into another folder."
 
 
-@dataclass
-class _WholeShard:
-    """A file of known length, which need not be opened to be counted."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
-
-
 def _files(info: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns all files of a folder, each with its name, size and hash."""
-    files = list(info.get("files", []))
-    for split in info["splits"].values():
-        files += split["shards"]
-    return files
+    shards = [split["shards"] for split in info["splits"].values()]
+    return [*info.get("files", []), *itertools.chain(*shards)]
 
 
 def _check_file(folder: Path, file: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ _PIXEL_NOISE = 10.0
 
 
 def _regular(num_corners: int, *inner: float) -> np.ndarray:
-    """Returns corners on the unit circle, with alternating radii."""
     radii = np.resize([1.0, *inner], num_corners)
     angles = 2 * np.pi * np.arange(num_corners) / num_corners
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=-1)
@@ -36,7 +35,6 @@ def _regular(num_corners: int, *inner: float) -> np.ndarray:
 
 # Overlapping polygons leave a hole, which makes the ring.
 def _outlines() -> dict[str, list[np.ndarray]]:
-    """Returns each class as closed polygons in the unit circle, [corners, 2]."""
     arm = 0.36
     half_cross = [(arm, 1), (arm, arm), (1, arm), (1, -arm), (arm, -arm), (arm, -1)]
     cross = np.concatenate([np.array(half_cross), -np.array(half_cross)])
@@ -109,13 +107,10 @@ class ShapeRecords:
 
     def metadata(self) -> dict[str, Any]:
         """Returns the number, the size and the hash of the records."""
-        digest = hashlib.sha256()
-        for record in self._records:
-            digest.update(record)
         return {
             "images": len(self._records),
             "bytes": sum(map(len, self._records)),
-            "sha256": digest.hexdigest(),
+            "sha256": hashlib.sha256(b"".join(self._records)).hexdigest(),
         }
 
 

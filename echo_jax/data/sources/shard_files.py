@@ -1,12 +1,20 @@
 """The files of each split, for a source that is a folder or a pattern of shards."""
 
+import bisect
+import errno
+import functools
 import glob
 import hashlib
 import itertools
 import os
 import re
+import resource
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from array_record.python.array_record_module import ArrayRecordReader
 
 from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
@@ -18,6 +26,56 @@ _MAX_CLASSES_BYTES = 1 << 20
 # Pieces of each file for the fingerprint. Smaller files are read as a whole.
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
+
+
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""The system's errors of a process, and of a machine, with too many open files."""
+
+# A quarter of the limit for each split leaves room for other files.
+_SHARE_OF_FILES = 4
+# As the readers of Grain: a record is read by itself.
+_READER = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}
+
+
+class ShardRecords:
+    """The records of shards, by index; only some shards are open at a time."""
+
+    def __init__(self, paths: Sequence[str], counts: Sequence[int]):
+        self._paths, self._counts = paths, counts
+        self._ends = [*itertools.accumulate(counts)]
+        # A dropped reader is closed when the last thread has read from it.
+        most = max(1, file_limit() // _SHARE_OF_FILES)
+        self._open = functools.lru_cache(most)(
+            functools.partial(ArrayRecordReader, **_READER)
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., "ShardRecords"], tuple[Any, ...]]:
+        return ShardRecords, (self._paths, self._counts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> bytes:
+        shard = bisect.bisect_right(self._ends, index)
+        first = self._ends[shard] - self._counts[shard]
+        return self._open(self._paths[shard]).read([index - first])[0]
+
+
+def file_limit() -> int:
+    """Returns the number of files that this process may have open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def too_many_files(error: Exception) -> str:
+    """Returns what to do about too many open files; "" for other errors."""
+    # The readers of shards report the system's errors in words.
+    if not any(os.strerror(number) in str(error) for number in TOO_MANY_FILES):
+        return ""
+    return (
+        f"too many files are open, of at most {file_limit()}: raise the limit in the "
+        "shell that starts this, as in 'ulimit -n 65536'."
+    )
 
 
 def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]:
@@ -52,7 +110,6 @@ def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Returns the shell's expansion of the braces of a pattern."""
     parts: list[list[str]] = []
     total = 1
     for i, part in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
@@ -104,7 +161,6 @@ def shards_metadata(paths: list[Path]) -> dict[str, Any]:
 
 
 def _starts(size: int) -> list[int]:
-    """Returns the offsets of the pieces of a file for the fingerprint."""
     if size <= _PIECES * _PIECE_BYTES:
         return [*range(0, size, _PIECE_BYTES)]
     last = size - _PIECE_BYTES

@@ -20,13 +20,12 @@ entries, whatever the source:
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from echo_jax.data.pipeline.stages import RecordSource
-from echo_jax.data.sources.foreign_records import DecodeRecord
-from echo_jax.data.sources.prepared import open_prepared, read_info
+from echo_jax.data.sources.prepared import open_prepared, pack, read_info, unpack
 
 Kind = Literal["images", "coco", "text"]
 
@@ -35,9 +34,26 @@ _SCHEMES = {
     "tfds": ("tfds", "TfdsData"),
     "hf": ("hf", "HuggingFaceData"),
     "wds": ("wds", "WebData"),
-    "arrayrecord": ("array_record", "ArrayRecordData"),
-    "python": ("python", "PythonData"),
+    "arrayrecord": ("own", "ArrayRecordData"),
+    "python": ("own", "PythonData"),
 }
+# The entries of an example of each kind, as the module describes them.
+_ENTRIES: dict[str, dict[str, type]] = {
+    "images": {"image": bytes, "label": int, "name": str},
+    "text": {"text": bytes},
+    "coco": {
+        "image": bytes,
+        "image_id": int,
+        "height": int,
+        "width": int,
+        "boxes": bytes,
+        "labels": bytes,
+        "crowd": bytes,
+        "area": bytes,
+    },
+}
+_LARGEST_LABEL = 2**31 - 1
+_LARGEST_INT = 2**63 - 1
 # The names that sources give to a split, the best name first.
 _ALSO_CALLED = {"validation": ("validation", "valid", "val", "test")}
 
@@ -63,16 +79,7 @@ class DescribedSource(RecordSource, Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of the records of a source.
-
-    Attributes:
-      source: All records.
-      indices: The indices of the records to use, in this order.
-
-    Example:
-      >>> Subset([b"ab", b"cd", b"ef"], (2, 0))[0]
-      b'ef'
-    """
+    """The records of a source that `indices` names, in this order."""
 
     source: RecordSource
     indices: Sequence[int]
@@ -135,18 +142,12 @@ def open_source(
 
 
 def is_made_by_others(source: str) -> bool:
-    """Returns whether ``data.source`` names a third-party dataset or a user's class.
-
-    Example:
-      >>> is_made_by_others("hf:rotten_tomatoes"), is_made_by_others("data/cifar10")
-      (True, False)
-    """
+    """Returns whether ``data.source`` names a third-party dataset or a user's class."""
     scheme, colon, _ = source.partition(":")
     return bool(colon) and scheme in _SCHEMES
 
 
 def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
-    """Returns the source's own name of a split."""
     splits = list(splits)
     for name in _ALSO_CALLED.get(wanted, (wanted,)):
         if name in splits:
@@ -156,3 +157,99 @@ def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
         f"Name one with --config.data.train_split or eval_split, if the workload has "
         "them, or make one of that name."
     )
+
+
+@dataclass(frozen=True)
+class ForeignRecords:
+    """The records of a split; `facts` are stored in ``environment.json``."""
+
+    examples: Any  # Dicts by index, from any thread; can be pickled.
+    info: dict[str, Any]
+    facts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> bytes:
+        example = self.examples[index]
+        if problem := _problem(self.info, example):
+            raise ValueError(
+                f"example {index} in split {self.facts['split']!r} of "
+                f"data.source={self.facts['source']!r} {problem}"
+            )
+        return pack(example)
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the facts."""
+        return dict(self.facts)
+
+
+Opened = tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]
+"""The records of a split, and their decoder."""
+
+
+def open_foreign(
+    examples: Any,
+    kind: str,
+    *,
+    splits: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    **about: Any,
+) -> Opened:
+    """Returns the records of a split and their decoder; checks the first record."""
+    facts = {**facts, "kind": kind, "examples": len(examples)}
+    if not len(examples):
+        raise ValueError(
+            f"data.source={facts['source']!r} has no example in split "
+            f"{facts['split']!r}; name data that has."
+        )
+    info = {"kind": kind, "splits": dict(splits), **about}
+    records = ForeignRecords(examples, info, facts)
+    records[0]
+    return records, unpack
+
+
+def _problem(info: dict[str, Any], example: Any) -> str:
+    entries = _ENTRIES[info["kind"]]
+    if not isinstance(example, dict) or example.keys() != entries.keys():
+        found = ", ".join(example) if isinstance(example, dict) else repr(example)[:80]
+        return f"is {found}; kind {info['kind']} is a dict of {', '.join(entries)}."
+    if problem := _fault_of(entries, example):
+        return problem
+    num_classes = len(info.get("classes", ()))
+    if num_classes and not 0 <= example["label"] < num_classes:
+        return f"has label {example['label']}; there are {num_classes} classes."
+    return ""
+
+
+def _fault_of(entries: Mapping[str, type], example: Mapping[str, Any]) -> str:
+    if missing := entries.keys() - example.keys():
+        return f"has no {', '.join(sorted(missing))}."
+    for name, kind in entries.items():
+        value = example[name]
+        if type(value) is not kind:
+            return f"has {name!r} of type {type(value).__name__}; give {kind.__name__}."
+        if kind is int:
+            most = _LARGEST_LABEL if name == "label" else _LARGEST_INT
+            if not 0 <= value <= most:
+                return f"has {name!r} {value}, outside of [0, {most}]."
+    return ""
+
+
+@dataclass(frozen=True)
+class DecodeRecord:
+    """Turns a record of a prepared folder into the dict of its kind."""
+
+    kind: str
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        """Returns the checked entries of a record."""
+        entries = {"tokens": bytes} if self.kind == "text" else _ENTRIES[self.kind]
+        example = unpack(record)
+        if problem := _fault_of(entries, example):
+            raise ValueError(
+                f"A record of {len(record)} bytes {problem} It is damaged, or not of "
+                f"kind {self.kind}: prepare it again, with `echo-jax prepare`, into "
+                "another folder."
+            )
+        return example

@@ -24,6 +24,8 @@ MAX_TEXT_BYTES = 2 * 1024**3
 """Largest corpus, in bytes after decompression: it is held in memory."""
 
 _SUFFIXES = (".txt", *PACKED_SUFFIXES)
+# In these files, text is among braces, quotes and names of fields.
+_STRUCTURED = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 
 # Share of the validation split: one file in 20, or the last 1/20 of a single file.
 _VALIDATION_SHARE = 20
@@ -66,6 +68,13 @@ class TextWindows:
         return self._text[start : start + self._window_bytes].tobytes()
 
 
+def structured_ending(path: Path) -> str:
+    """Returns the ending of a table or of JSON, perhaps packed; else an empty text."""
+    packed = path.suffix.lower() in PACKED_SUFFIXES
+    ending = (path.with_suffix("") if packed else path).suffix.lower()
+    return ending if ending in _STRUCTURED else ""
+
+
 def decode_window(record: bytes) -> dict[str, np.ndarray]:
     """Returns a window as ``{"tokens": uint8[window_bytes]}``, read-only."""
     return {"tokens": np.frombuffer(record, np.uint8)}
@@ -90,6 +99,10 @@ def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
         train = {name: text for name, text in texts.items() if name not in held_out}
         validation = {name: texts[name] for name in texts if name in held_out}
         about["split"] = "by file"
+    digest = hashlib.sha256()
+    for name, text in texts.items():
+        digest.update(f"{name}\0{len(text)}\0".encode())
+        digest.update(text)
     corpus = TextCorpus(_joined(train), _joined(validation), about)
     about |= {
         "files": len(texts),
@@ -97,13 +110,12 @@ def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
         "validation_files": len(validation),
         "train_bytes": len(corpus.train),
         "validation_bytes": len(corpus.validation),
-        "sha256": _corpus_hash(texts),
+        "sha256": digest.hexdigest(),
     }
     return corpus
 
 
 def _stdlib_files(root: Path) -> dict[str, Path]:
-    """Returns the library's own modules, by path below `root`."""
     files = {}
     for folder, folders, names in os.walk(root):
         # Never enter these: other packages can have a hundred times as many files.
@@ -127,7 +139,6 @@ def _stdlib_files(root: Path) -> dict[str, Path]:
 
 
 def _user_files(source: str) -> dict[str, Path]:
-    """Returns the files that `source` names, by file name."""
     files: dict[str, Path] = {}
     for part in (part.strip() for part in source.split(",")):
         pattern = str(typed_path(part))
@@ -140,9 +151,10 @@ def _user_files(source: str) -> dict[str, Path]:
                 "'stdlib', or paths and patterns separated by commas."
             )
         for path in found:
-            if path.suffix.lower() not in _SUFFIXES:
+            ending = structured_ending(path) or path.suffix
+            if ending.lower() not in _SUFFIXES:
                 raise ValueError(
-                    f"data.source names {str(path)!r}, of type {path.suffix!r}; "
+                    f"data.source names {str(path)!r}, of type {ending!r}; "
                     f"text is read from {', '.join(_SUFFIXES)} files."
                 )
             if files.setdefault(path.name, path).resolve() != path.resolve():
@@ -154,7 +166,6 @@ def _user_files(source: str) -> dict[str, Path]:
 
 
 def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
-    """Reads every file, in the order of names, within a total size."""
     texts, total_bytes = {}, 0
     for name in sorted(files):
         path = files[name]
@@ -181,7 +192,6 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
 
 
 def _held_out(names: dict[str, bytes]) -> set[str]:
-    """Returns the names of the validation files: at least one, never all."""
     hashes = {
         name: int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
         for name in names
@@ -194,12 +204,3 @@ def _held_out(names: dict[str, bytes]) -> set[str]:
 
 def _joined(texts: dict[str, bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(texts.values()), np.uint8)
-
-
-def _corpus_hash(texts: dict[str, bytes]) -> str:
-    """Returns one hash of all names, contents and file ends."""
-    digest = hashlib.sha256()
-    for name, text in texts.items():
-        digest.update(f"{name}\0{len(text)}\0".encode())
-        digest.update(text)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.read_only_builder import builder_from_files
 
 from echo_jax.data.images.decode import decode_image
-from echo_jax.data.sources.foreign_records import ForeignRecords, Opened
+from echo_jax.data.sources.source import ForeignRecords, Opened
 
 # The features of each kind of data.
 _FEATURES = {
@@ -57,9 +57,7 @@ class TfdsData:
         info, features = self._builder.info, self._builder.info.features
         about: dict[str, Any] = {
             "kind": self._kind,
-            "splits": {
-                s: {"examples": info.splits[s].num_examples} for s in info.splits
-            },
+            "splits": {s: {"examples": n.num_examples} for s, n in info.splits.items()},
         }
         if self._kind == "images":
             about["classes"] = features["label"].names
@@ -86,8 +84,6 @@ class TfdsRecords(ForeignRecords):
 
 @dataclass(frozen=True)
 class _Decode:
-    """Turns a record into the dict of its kind; a text is UTF-8."""
-
     features: Any
     kind: str
 
@@ -122,7 +118,6 @@ class _Decode:
 
 
 def _builder(name: str) -> Any:
-    """Returns the reader of a prepared dataset."""
     data_dir = os.environ.get("TFDS_DATA_DIR")
     try:
         return builder_from_files(name, data_dir=data_dir)

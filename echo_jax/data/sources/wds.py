@@ -9,6 +9,7 @@ unpacked, and no name in an archive becomes a path.
 import codecs
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_jax.data.prepare.archives import Entry, plain_members, whole
-from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
+from echo_jax.data.sources.source import Opened, open_foreign
 
 # Endings of the member with the content of each kind.
 _CONTENT = {
@@ -49,12 +50,8 @@ class WebData:
         }
         self._about: dict[str, Any] = {}
         if kind == "images":
-            labels = [
-                sample.label
-                for indices in self._indices.values()
-                for index in indices
-                for sample in index
-            ]
+            every = itertools.chain.from_iterable(self._indices.values())
+            labels = [sample.label for index in every for sample in index]
             folder = next(iter(self._files.values()))[0].parent
             count = max(labels, default=-1) + 1
             classes = read_classes(folder) or [str(i) for i in range(count)]
@@ -80,8 +77,6 @@ class WebData:
 
 
 class _Sample(NamedTuple):
-    """The place of an example's content, its label and its name."""
-
     offset: int
     bytes: int
     label: int
@@ -89,8 +84,6 @@ class _Sample(NamedTuple):
 
 
 class _Members:
-    """The dicts of the examples in some archives, read one by one."""
-
     def __init__(self, paths: list[Path], indices: list[list[_Sample]], kind: str):
         self._paths, self._kind = paths, kind
         sizes = [len(index) for index in indices]
@@ -118,7 +111,6 @@ class _Members:
 
 
 def _indexed(path: Path, kind: str) -> list[_Sample]:
-    """Returns the examples of an archive, cached by its size and time."""
     status = path.stat()
     return _index(path, kind, status.st_size, status.st_mtime_ns)
 
@@ -134,7 +126,6 @@ def _index(path: Path, kind: str, size: int, changed: int) -> list[_Sample]:
 
 
 def _examples(path: Path) -> Iterator[tuple[str, dict[str, tuple[Entry, int]]]]:
-    """Yields the members of each example, by the ending of their names."""
     key, members = "", {}
     for entry, offset in plain_members(path):
         folder, slash, name = entry.name.rpartition("/")

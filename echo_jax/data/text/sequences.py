@@ -8,7 +8,7 @@ document predicts every token of the document and its end.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -23,9 +23,8 @@ from echo_jax.data.prepare.tokenizer import (
     Tokenizer,
     token_dtype,
 )
-from echo_jax.data.sources.foreign_records import DecodeRecord
 from echo_jax.data.sources.prepared import Prepared
-from echo_jax.data.sources.source import is_made_by_others, open_source
+from echo_jax.data.sources.source import DecodeRecord, is_made_by_others, open_source
 from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
 from echo_jax.files.folders import typed_path
 
@@ -47,9 +46,8 @@ class GroupedRecords:
 
     def __getitem__(self, index: int) -> bytes:
         first = index * self._size
-        packed = msgpack.packb([self._source[first + i] for i in range(self._size)])
-        assert packed is not None
-        return packed
+        records = [self._source[first + i] for i in range(self._size)]
+        return cast(bytes, msgpack.packb(records))
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,6 @@ def _bytes(source: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
 
 
 def _counted(windows: Any, tokens: Any, vocab: int) -> dict[str, Any]:
-    """Returns the metadata that all sequences have."""
     train, validation = tokens
     return {
         "synthetic": False,
@@ -242,7 +239,6 @@ def _prepared(folder: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
 
 
 def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
-    """Yields the tokens of a split, or of a sample of a large one."""
     block, decode = blocks.info["block"], DecodeTokens(blocks.info["vocab_size"])
     whole = TokenWindows(blocks, block)
     for index in sample_indices(len(blocks), _MOST_COUNTED // block):

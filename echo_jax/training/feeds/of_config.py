@@ -214,7 +214,6 @@ def open_feed(
 
 
 def _read_log(path: str, shard: DataShard) -> DecisionLog:
-    """Reads a shard's decisions from the folder of the first shard's log."""
     own = run_file(path)
     if shard.index:
         own = own.parent / log_name(shard.index)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -22,6 +23,9 @@ from jax.sharding import Sharding
 
 from echo_jax.config import Config
 from echo_jax.data.pipeline.shard import DataShard
+from echo_jax.terminal import ending
+from echo_jax.terminal.notes import Notes
+from echo_jax.terminal.printable import printable
 from echo_jax.training.processes import peers
 from echo_jax.training.processes.interrupt import Interrupted
 
@@ -30,6 +34,9 @@ _WAIT_FOR_ALL_MS = 600_000
 # Longer than `peers` needs: jax's runtime notices a lost process later and names it
 # less clearly. Half of this may pass between two of its signs.
 _HEARTBEAT_TIMEOUT_S = 200
+# What jax goes by, of Slurm, Open MPI, Kubernetes and its own.
+_OF_CLUSTERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST")
+_OF_CLUSTERS += ("OMPI_COMM_WORLD_", "KUBERNETES_SERVICE_HOST", "JAX_COORDINATOR_")
 
 _Arrays = TypeVar("_Arrays")
 
@@ -60,24 +67,47 @@ def _leave(status: int) -> None:
 
 
 def _initialize(config: Config) -> None:
-    """Connects the processes by an address, or by the cluster that jax finds."""
     wanted = config.distributed
+    given: dict[str, Any] = {}
     if wanted.coordinator:
-        jax.distributed.initialize(
-            coordinator_address=wanted.coordinator,
-            num_processes=wanted.num_processes,
-            process_id=wanted.process_id,
-            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S,
-        )
+        given = {name: wanted[name] for name in ("num_processes", "process_id")}
+        found = {f"--config.distributed.{name}": x for name, x in given.items()}
+        given["coordinator_address"] = wanted.coordinator
+        fix = "start all of them, with the same coordinator"
     elif wanted.detect:
+        found = {n: x for n, x in os.environ.items() if n.startswith(_OF_CLUSTERS)}
+        given = {"num_processes": _num_tasks(os.environ.get("SLURM_NTASKS", ""))}
+        fix = "start all, or train in one with --config.distributed.detect=False"
+    else:
+        return
+    run = printable(" ".join(f"{name}={x}" for name, x in sorted(found.items())))
+    late = f"the other processes of {run} have not come; {fix}"
+    if ending.owns_process():  # After 300 s jax aborts.
+        ending.before_abort(lambda: ending.end(peers.LOST, late, resumes=True))
+    with Notes().slow(f"waiting: {late}"):
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S)
-        except (ValueError, RuntimeError) as error:
+            jax.distributed.initialize(
+                **given, heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S
+            )
+        except (KeyError, RuntimeError, ValueError) as error:
             # Without a cluster, jax names the missing argument. A program that has
             # used jax already, such as a test of a command, is alone.
             alone = ("coordinator_address", "must be called before any JAX calls")
-            if not any(words in str(error) for words in alone):
-                raise
+            if wanted.coordinator or not any(words in str(error) for words in alone):
+                kind = RuntimeError if isinstance(error, RuntimeError) else ValueError
+                what = f"the processes of {run} cannot be connected: {error}"
+                raise kind(f"{what}; correct that and {fix}") from error
+        finally:
+            if ending.owns_process():
+                ending.before_abort(bool)  # does nothing
+
+
+def _num_tasks(text: str) -> int | None:
+    """Returns the sum of Slurm's short form: 7 of ``"2(x3),1"``; None of another."""
+    one = r"(\d+)(?:\(x(\d+)\))?"
+    if text.isdecimal() or not re.fullmatch(f"{one}(?:,{one})*", text):
+        return None
+    return sum(int(n) * int(times or 1) for n, times in re.findall(one, text))
 
 
 def is_main_process() -> bool:

@@ -103,7 +103,6 @@ class StopSignal:
             self._on_first(signum)
 
     def _abort(self, signum: int) -> None:
-        """Ends the process of a command."""
         if ending.owns_process():
             name = signal.Signals(signum).name
             what = f"ended at once by a second signal, {name}, without saving"

@@ -48,8 +48,6 @@ _STOP_ASKED = "RECEIVED_PREEMPTION_NOTICE"
 
 
 class _End(NamedTuple):
-    """Why a run ends in all of its processes."""
-
     status: int  # Exit status of each process.
     said: str  # One sentence.
 

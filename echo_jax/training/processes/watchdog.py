@@ -55,8 +55,6 @@ class _GivenUp(BaseException):
 
 
 class _Wait(NamedTuple):
-    """A wait of the main thread."""
-
     what: str  # The awaited data.
     began_s: float  # Its start.
     state: Any  # The feed's state before it.

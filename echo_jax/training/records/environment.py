@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -17,13 +16,14 @@ from flax.traverse_util import flatten_dict
 
 from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
-from echo_jax.files.json_files import read_json, write_json
+from echo_jax.files.json_files import plain, read_if_whole, read_json, write_json
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.processes.distributed import (
     all_gather,
     is_main_process,
     wait_for_all,
 )
+from echo_jax.training.saving.checkpoint_reader import sha256_of
 
 _PACKAGES = ("echo-jax", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
 _PACKAGES += ("orbax-checkpoint",)
@@ -54,6 +54,10 @@ _NO_PART = {"distributed", "log", "profile"}
 _NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
 
 
+def _all_cores(process: int) -> range:
+    return range(os.cpu_count() or 1)
+
+
 def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of ``environment.json``: versions, devices, commit, data."""
     return {
@@ -62,7 +66,8 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
         "processes": jax.process_count(),
-        "cpu_count": os.cpu_count(),
+        # Those that the run may use; macOS does not tell.
+        "cpu_count": len(getattr(os, "sched_getaffinity", _all_cores)(0)),
         "commit": code_commit(),
         "workload": dict(metadata),
     }
@@ -96,8 +101,10 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
         write_json(workdir / "config.json", new)
 
 
-def check_workdir(workdir: RunPath, config: Config) -> None:
-    """Raises if the run folder holds a run of another config."""
+def check_workdir(
+    workdir: RunPath, config: Config, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Raises if the folder holds a run of another config; its data may have moved."""
     old = read_json(workdir / "config.json", {})
     if old is None:
         return
@@ -113,7 +120,9 @@ def check_workdir(workdir: RunPath, config: Config) -> None:
     differing = [
         f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in _MAY_CHANGE
+        if before.get(name) != after.get(name)
+        and name not in _MAY_CHANGE
+        and not (name == "data.source" and _has_moved(workdir, metadata))
     ]
     if differing:
         raise ValueError(
@@ -134,10 +143,27 @@ def check_replicas(workdir: RunPath, replicas: int) -> None:
         )
 
 
+def _has_moved(workdir: RunPath, metadata: Mapping[str, Any] | None) -> bool:
+    """Returns whether this is the data of the folder's run, by its hashes."""
+    known = read_if_whole(workdir / "environment.json") or {}
+    now = _facts(json.loads(json.dumps(plain(metadata))))
+    return any(_hashes(metadata or {})) and _facts(known.get("workload")) == now
+
+
+def _facts(metadata: Any) -> Any:
+    if not isinstance(metadata, Mapping):
+        return metadata
+    return {
+        k: _facts(v) for k, v in metadata.items() if k not in ("source", "left_out")
+    }
+
+
 def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns hashes of the config and the data, equal for a resumed run."""
-    data = _sha256_of([*_hashes(metadata)])
-    return {"config_sha256": config_sha256(config), "data_sha256": data}
+    hashes = [*_hashes(metadata)]
+    # Data with a hash may move to another place.
+    own = config_sha256(config, without_source=bool(hashes))
+    return {"config_sha256": own, "data_sha256": sha256_of(hashes)}
 
 
 def check_saved(
@@ -151,16 +177,17 @@ def check_saved(
             "--workdir"
         )
     found = identity(config, metadata)
-    if host["config_sha256"] != found["config_sha256"]:
-        raise ValueError(
-            f"the checkpoint of update {update} was saved with another config than "
-            "config.json; use another --workdir"
-        )
     if host["data_sha256"] != found["data_sha256"]:
         raise ValueError(
             f"the checkpoint of update {update} was trained on other data than those "
             f"that config.data.source={config.data.source!r} holds now; put the old "
             "ones back, or use another --workdir"
+        )
+    # Earlier versions hashed the place of the data, too.
+    if host["config_sha256"] not in (found["config_sha256"], config_sha256(config)):
+        raise ValueError(
+            f"the checkpoint of update {update} was saved with another config than "
+            "config.json; use another --workdir"
         )
 
 
@@ -172,14 +199,12 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def config_sha256(config: Config) -> str:
+def config_sha256(config: Config, *, without_source: bool = False) -> str:
     """Hashes the fields that a resumed run must share with its checkpoint."""
     fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
-    return _sha256_of(fixed)
-
-
-def _sha256_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    if without_source:
+        fixed["data"].pop("source", None)
+    return sha256_of(fixed)
 
 
 def _own_fields(config: Config) -> dict[str, Any]:

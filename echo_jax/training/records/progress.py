@@ -27,6 +27,8 @@ def _describe_splits(config: Config, workload: Workload) -> str:
     said = f"data: {data.source}, {workload.num_examples:,} examples of {trained}"
     if data.get("train_examples"):
         said += " (data.train_examples)"
+    if left_out := workload.metadata.get("data", {}).get("left_out"):
+        said += f"; {left_out} of the whole split"
     if evaluated == trained:
         return (
             f"{said}; evaluated on {workload.num_evaluated:,} of the same "
@@ -133,7 +135,6 @@ class Progress(Notes):
             self._bar.update(self._task, numbers=self._numbers)
 
     def _eta(self) -> str:
-        """Returns the time left at the mean speed since the first update."""
         elapsed_s = time.perf_counter() - (self._started or 0.0)
         speed = (self._done - self._first) / elapsed_s
         seconds = round((self._total - self._done) / speed) if speed else 0

@@ -124,7 +124,6 @@ class Checkpoints(CheckpointReader):
 
     @contextlib.contextmanager
     def _named_in_errors(self) -> Iterator[None]:
-        """Adds the folder's name to system errors that lack a file name."""
         try:
             yield
         except OSError as error:

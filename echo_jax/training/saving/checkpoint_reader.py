@@ -8,6 +8,7 @@ damage is missed once in 2^64.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -129,7 +130,6 @@ class CheckpointReader:
         self._manager.close()
 
     def _differing_files(self, update: int) -> list[str]:
-        """Returns the files of a checkpoint that differ from the saved ones."""
         try:
             content = json.loads(self._sums_of(update).read_text())
             is_whole = content.pop("sha256") == sha256_of(content)
@@ -212,7 +212,6 @@ def _all_sums(leaves: list[jax.Array]) -> jax.Array:
 
 
 def _sums(array: jax.Array) -> jax.Array:
-    """Returns the two sums of an array, ``uint32[2]``."""
     words = _words(array)
     place = jnp.zeros(words.shape, jnp.uint32)
     stride = 1
@@ -229,12 +228,8 @@ def _sums(array: jax.Array) -> jax.Array:
     # Both in one pass: on a CPU, XLA takes ten times as long for two.
     zero = np.uint32(0)
     axes = tuple(range(words.ndim))
-    sums = jax.lax.reduce([first, second], [zero, zero], _added, axes)
-    return jnp.stack(sums)
-
-
-def _added(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+    added = functools.partial(jax.tree.map, jnp.add)
+    return jnp.stack(jax.lax.reduce([first, second], [zero, zero], added, axes))
 
 
 def _words(array: jax.Array) -> jax.Array:

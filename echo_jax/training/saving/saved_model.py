@@ -92,7 +92,6 @@ def replaced(variables: Variables, taken: Variables) -> Variables:
 
 
 def _arrays_of(source: str) -> dict[str, np.ndarray]:
-    """Returns all arrays of a source by their names, such as ``params/head/kernel``."""
     if source.endswith(SUFFIX):
         return read_weights(source)
     return flat_arrays(read_model(run_folder(source)).model.variables)

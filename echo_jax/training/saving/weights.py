@@ -72,14 +72,12 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _sum(array: np.ndarray) -> str:
-    """Returns the hash of an array, with its type and shape."""
     digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
-    """Describes how arrays differ from their hashes; ``""`` if they do not."""
     try:
         wanted = json.loads(sums)
     except ValueError as error:

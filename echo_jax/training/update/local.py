@@ -170,8 +170,9 @@ class LocalUpdates:
         spread = squared_norm(moved) / (squared_norm(params) + _TINY)
         if outer is not None:
             descent = jax.tree.map(jnp.subtract, outer.anchor, params)
-            changes, state = _nesterov(numbers).update(descent, outer.state)
-            params = optax.apply_updates(outer.anchor, changes)
+            with jax.numpy_dtype_promotion("standard"):  # Of bfloat16, in optax.
+                changes, state = _nesterov(numbers).update(descent, outer.state)
+                params = optax.apply_updates(outer.anchor, changes)
             outer = Outer(params, state)
         met = replica.replace(params=params, model_state=model_state)
         return met, outer, spread
@@ -222,7 +223,6 @@ class Meetings:
         return bool(self._decided[place])
 
     def _decide(self, updates: np.ndarray) -> np.ndarray:
-        """Decides for consecutive updates, ``bool[N]``."""
         local = self._config.local
         if local.schedule == "none":
             return np.zeros(updates.shape, bool)

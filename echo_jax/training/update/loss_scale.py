@@ -85,7 +85,7 @@ def adjust(
 ) -> tuple[LossScale, jax.Array]:
     """Returns the state after an update, and whether the run has failed, bool[]."""
     factor, growth, smallest = state.factor(numbers), numbers[1], numbers[2]
-    grows = is_used & (state.finite_in_a_row >= growth)
+    grows = is_used & (state.finite_in_a_row.astype(jnp.float32) >= growth)
     doubled = jnp.where(jnp.isfinite(2 * factor), 2 * factor, factor)
     halved = jnp.maximum(factor / 2, smallest)
     moved = jnp.where(is_used, jnp.where(grows, doubled, factor), halved)
@@ -94,7 +94,7 @@ def adjust(
         changed=moved if is_dynamic else state.changed,
         finite_in_a_row=jnp.where(is_used & ~grows, state.finite_in_a_row + 1, 0),
         skipped_in_a_row=skipped_in_a_row,
-        skipped_updates=state.skipped_updates + ~is_used,
+        skipped_updates=state.skipped_updates + jnp.int32(~is_used),
     )
     failed = skipped_in_a_row >= _MOST_IN_A_ROW
     return new, failed | (~is_used & (factor <= smallest))

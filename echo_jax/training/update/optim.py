@@ -87,19 +87,12 @@ def _adapt(
 # al. 2020, algorithm 2). The factor is 1 if a norm is 0. Arrays that are not adapted
 # are trained by Adam.
 def lamb(
-    rate: Any,
-    *,
-    b1: Any,
-    b2: Any,
-    eps: Any,
-    weight_decay: Any,
-    trust_clip: Any,
-    adapted: Mask,
+    rate: Any, *, weight_decay: Any, trust_clip: Any, adapted: Mask, **adam: Any
 ) -> optax.GradientTransformation:
     """Adam with a learning rate for each array: ``phi(|w|) / |u|`` of its step u."""
 
     return optax.chain(
-        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.scale_by_adam(**adam),
         optax.add_decayed_weights(weight_decay, adapted),
         _adapt(lambda param, step: jnp.minimum(param, trust_clip) / step, adapted),
         optax.scale_by_learning_rate(rate),
@@ -185,6 +178,7 @@ def learning_rate(
     last_warm = jnp.maximum(warmup - 1, 0)
     left = jnp.maximum(total - 1 - last_warm, 1)
     passed = (update >= numbers["boundaries"]).sum()
+    now = jnp.float32(update)
 
     def done(after: jax.Array, updates: jax.Array) -> jax.Array:
         return jnp.clip((update - after) / updates, 0.0, 1.0)
@@ -198,7 +192,7 @@ def learning_rate(
             falling = 0.5 * (1 + jnp.cos(jnp.pi * done(last_warm, left)))
             scale = (1 - end) * falling + end
         case "piecewise":
-            scale = numbers["boundary_scale"] ** passed
+            scale = jax.lax.pow(jnp.float32(numbers["boundary_scale"]), passed)
         case "slow_start":
             scale = numbers["fractions"][passed]
         case "warmup_stable_decay":
@@ -206,15 +200,17 @@ def learning_rate(
             scale = 1 - (1 - end) * done(total - 1 - cooldown, cooldown)
         case "cyclic":
             half = numbers["cycle_updates"] / 2
-            scale = start + (1 - start) * (1 - jnp.abs(update / half % 2 - 1))
+            scale = start + (1 - start) * (1 - jnp.abs(now / half % 2 - 1))
         case "onecycle":
-            lowest = jnp.where(update < numbers["peak_at"] * total, start, end)
+            is_rising = now < numbers["peak_at"] * jnp.float32(total)
+            lowest = jnp.where(is_rising, start, end)
             scale = lowest + (1 - lowest) * share_of_rise(numbers, update)
         case name:
-            scale = optax_schedule(name, args)(update)
+            with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
+                scale = optax_schedule(name, args)(update)
     rising = jnp.where(
         start > 0,
-        start + (1 - start) * update / jnp.maximum(last_warm, 1),
+        start + (1 - start) * now / jnp.float32(jnp.maximum(last_warm, 1)),
         (update + 1) / jnp.maximum(warmup, 1),
     )
     scale = jnp.where(update < last_warm, rising, scale)
@@ -223,10 +219,10 @@ def learning_rate(
 
 def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
     """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak."""
-    total = numbers["decay_updates"]
+    now, total = jnp.float32(update), jnp.float32(numbers["decay_updates"])
     peak = numbers["peak_at"] * total
-    down = (update - peak) / (total - peak)
-    from_peak = jnp.where(update < peak, 1 - update / peak, jnp.clip(down, 0.0, 1.0))
+    down = (now - peak) / (total - peak)
+    from_peak = jnp.where(now < peak, 1 - now / peak, jnp.clip(down, 0.0, 1.0))
     return 0.5 * (1 + jnp.cos(jnp.pi * from_peak))
 
 
@@ -325,7 +321,7 @@ class Optimizer:
         """Returns the state before the first update: a pytree of float32 arrays."""
         # The first state does not depend on these numbers, so any will do.
         numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
-        state = self._transformation(numbers).init(_as_float32(params))
+        state = self._transformation(numbers).init(_in_float32(params))
         if not self.staleness:
             return state
         # The first updates apply gradients of 0.
@@ -354,13 +350,12 @@ class Optimizer:
         """Clips, decays and steps in float32; returns the changes and the new state."""
         # In half precision the norm of a gradient under- or overflows: in float16 the
         # square of 1e-4 is 0, and a sum of 70,000 ones is infinite.
-        transformation, params = self._transformation(numbers), _as_float32(params)
-        if not self.staleness:
-            return transformation.update(_as_float32(grads), state, params)
-        oldest, *later = *state.grads, grads
-        oldest = _as_float32(oldest)
-        changes, inner = transformation.update(oldest, state.state, params)
-        return changes, Delayed(tuple(later), inner)
+        inner = state.state if self.staleness else state
+        oldest, *later = (*state.grads, grads) if self.staleness else (grads,)
+        given = _in_float32(oldest), inner, _in_float32(params)
+        with jax.numpy_dtype_promotion("standard"):  # Optax's Adam, among others.
+            changes, inner = self._transformation(numbers).update(*given)
+        return changes, Delayed(tuple(later), inner) if self.staleness else inner
 
     def _transformation(self, numbers: Any) -> optax.GradientTransformation:
         matrices = None if self.decay_vectors else _matrices
@@ -394,9 +389,7 @@ class Optimizer:
         return optax.chain(*parts)
 
 
-def _as_float32(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-
+_in_float32 = functools.partial(optax.tree.cast, dtype=jnp.float32)
 
 # Cached, because `optax_factory` tries the optimizer, which takes long.
 _found = functools.lru_cache(maxsize=32)(optax_factory)
