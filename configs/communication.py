@@ -56,7 +56,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     if variant not in ("", *VARIANTS):
         raise ValueError(f"variant {variant!r} is unknown; use echo, tiny, or none.")
-    base = load_config(str(_CONFIGS / "quickstart.py")).base
+    base = load_config(str(_CONFIGS / "quickstart.py:storage")).base
     study = default_study("What devices say to each other", base, {})
     study.base.updates = 2048
     study.base.stop_at_target = False

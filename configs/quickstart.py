@@ -2,45 +2,49 @@
 
     echo-jax study --config configs/quickstart.py --workdir runs/quickstart
 
-A small byte-level Transformer learns the Python standard library's source code,
-read through a storage that is as slow as it has to be for R = 4: a fresh batch
-takes four times as long as a training step. The step time is measured on the
-machine before the arms run, and the storage is simulated (it sleeps); reads are
-sequential, as over one connection. Every arm trains to one target loss:
+A network learns the heat equation from a solver that runs while it trains, in a
+process of its own (see `configs/heat.py`). Nothing sleeps: a fresh batch takes as long
+as the solver takes, several times as long as a step. Every arm trains to one loss:
 
     baseline     every example once, with prefetching
     batch_echo   every batch 4 times in a row
-    shuffle      every example 4 times, shuffled within the delay of a buffer
     spread       every example 4 times, its uses evenly far apart
+    adaptive     fresh examples as they come, none more than 4 times
 
-It ends within 4 minutes on two CPU cores. With the library of Python 3.11 the
-arms needed 9,920, 5,440, 2,871 and 2,809 fresh examples, in 310, 680, 340 and 320
-updates.
+It ends within two minutes on two CPU cores. With one core the solver takes its time
+from the step, so nothing waits, and an echo saves only the solver's work.
 
 All arms have the same learning rate, and none is tuned: the study shows what
 happens to a trainer in which echoing is switched on. Choi et al. tuned every arm
 by itself, which shows what can be attained.
 
-``configs/quickstart.py:fed`` is the same with R = 0.5: the accelerator never
-waits, so echoing has nothing to give. ``configs/quickstart.py:tiny`` is a smoke
-test that ends within a minute.
+``configs/quickstart.py:tiny`` is a smoke test that ends within a minute.
 
-``configs/quickstart.py:which`` compares placements, orders, factors, buffers and
-modes, and ``configs/quickstart.py:bursty`` some of them where one read in ten takes
-16 times as long as the others. Each ends within 5 minutes; docs/which-echo.md shows
-both.
+The other variants train a small byte-level Transformer on the Python standard
+library's source code, through a storage that is simulated (it sleeps). The step is
+measured before the arms run, and sets the storage's speed:
+
+    storage      a fresh batch takes four steps' time, R = 4
+    fed          R = 0.5: the accelerator never waits for data
+    which        placements, orders, factors, buffers and modes, R = 4
+    bursty       some of them where one read in ten takes 16 times as long
+
+Each ends within 5 minutes; docs/which-echo.md shows the last two.
 """
+
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from echo_jax.config import default_config
+from echo_jax.config import default_config, load_config
 from echo_jax.config.study import default_study, set_arms
 
-_RATIOS = {"": 4.0, "fed": 0.5, "tiny": 4.0, "which": 4.0, "bursty": 4.0}
+_RATIOS = {"storage": 4.0, "fed": 0.5, "which": 4.0, "bursty": 4.0}
 _NAMES = {
-    "": "A byte-level language model that waits for its input",
-    "fed": "A byte-level language model that does not wait for its input",
+    "": "A network that learns the heat equation while a solver computes its data",
     "tiny": "A smoke test of the quickstart",
+    "storage": "A byte-level language model that waits for its input",
+    "fed": "A byte-level language model that does not wait for its input",
     "which": "Which echo? One small language model, R = 4",
     "bursty": "Which echo, where storage is bursty? One small language model, R = 4",
 }
@@ -70,12 +74,18 @@ _WHICH = {
 }
 _BURSTY = {name: _WHICH[name] for name in ("baseline", "spread", *_ON_DEVICE)}
 
-# Every command and every file of the study, but no result.
-_TINY = {
-    "updates": 60,
-    "target": 3.6,
-    "data": {"eval_examples": 64},
-    "model": {"seq_len": 32, "d_model": 32, "d_ff": 64},
+_SPREAD = {"factor": 4.0, "order": "spread"}
+_HEAT = {
+    "baseline": {"factor": 1.0},
+    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "spread": {**_SPREAD, "buffer": 2048},
+    "adaptive": {"mode": "adaptive", "max_uses": 4, "buffer": 2048},
+}
+_STORAGE = {
+    "baseline": {"factor": 1.0},
+    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "shuffle": {"factor": 4.0, "order": "window_shuffle", "buffer": 512},
+    "spread": {**_SPREAD, "buffer": 512},
 }
 
 
@@ -83,36 +93,34 @@ def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
 
     Args:
-      variant: ``""`` for R = 4, ``"fed"`` for R = 0.5, ``"tiny"``, ``"which"`` or
+      variant: ``""``, ``"tiny"``, ``"storage"``, ``"fed"``, ``"which"`` or
         ``"bursty"``.
     """
     if variant not in _NAMES:
         known = ", ".join(VARIANTS)
         raise ValueError(f"variant {variant!r} is unknown; use {known}, or none.")
-    ratio = _RATIOS[variant]
-    study = default_study(_NAMES[variant], _base(), {}, storage_ratio=ratio)
-    buffer = 512  # Examples: 16 batches.
-    if variant == "tiny":
-        study.base.update(_TINY)
-        buffer = 64
+    is_heat = variant not in _RATIOS
+    base = _heat(is_tiny=variant == "tiny") if is_heat else _base()
+    ratio = _RATIOS.get(variant, 0.0)
+    study = default_study(_NAMES[variant], base, {}, storage_ratio=ratio)
     if variant == "bursty":
         study.base.data.storage.distribution = "bursty"
-    arms = {"which": _WHICH, "bursty": _BURSTY}.get(variant)
-    if arms:
-        set_arms(study, {name: {"echo": echo} for name, echo in arms.items()})
-        return study.lock()
-    set_arms(
-        study,
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch_echo": {"echo": {"factor": 4.0, "after": "batch"}},
-            "shuffle": {
-                "echo": {"factor": 4.0, "order": "window_shuffle", "buffer": buffer}
-            },
-            "spread": {"echo": {"factor": 4.0, "order": "spread", "buffer": buffer}},
-        },
-    )
+    default = _HEAT if is_heat else _STORAGE
+    arms = {"which": _WHICH, "bursty": _BURSTY}.get(variant, default)
+    set_arms(study, {name: {"echo": echo} for name, echo in arms.items()})
     return study.lock()
+
+
+def _heat(*, is_tiny: bool) -> ConfigDict:
+    heat = Path(__file__).with_name("heat.py")
+    config = load_config(f"{heat}:tiny" if is_tiny else str(heat))
+    with config.unlocked():
+        config.updates = 200 if is_tiny else 4000  # Every arm stops at the target.
+        config.target = 0.4 if is_tiny else 0.003
+        config.stop_at_target = True
+        config.log_every = 100
+        config.eval_every = 20  # How exactly the target is met.
+    return config
 
 
 def _base() -> ConfigDict:

@@ -230,13 +230,13 @@ def _flat(config, prefix=""):
 def test_what_is_typed_and_does_not_apply_is_refused_once_the_rest_is_left_out(
     tmp_path, capsys
 ):
-    argv = ["study", "--config", "quickstart:tiny", "--workdir", str(tmp_path / "x")]
+    argv = ["study", "--config", "quickstart:storage", "--workdir", str(tmp_path / "x")]
     typed = ("optim.name=lars", "optim.clip_norm=1", "optim.schedule=onecycle")
     assert cli.main([*argv, *(f"--config.base.{each}" for each in typed)]) == 2
     notes = capsys.readouterr().err
     assert notes.count("config.base.optim.warmup_updates=") == 1
     assert "config.optim.clip_norm=1.0 has no meaning with lars" in notes
-    config = load_config("quickstart:tiny").base
+    config = load_config("quickstart:storage").base
     with config.unlocked():
         del config.echo.max_uses
     with pytest.raises(ValueError, match=r"no field 'echo\.max_uses'; let get_config"):

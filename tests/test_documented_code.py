@@ -7,6 +7,7 @@ docs/loaders.md. Lines of the shell are parsed by `test_documents`.
 import doctest
 import importlib
 import re
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -42,6 +43,7 @@ WORDS = {
         "replay",
         "make_my",
     ),
+    "docs/generated-data.md": ("MapDataset", "solver.next_batch"),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
 }
@@ -266,3 +268,26 @@ def test_examples_are_true(name, monkeypatch, tmp_path):
         runner.run(test)
     assert runner.tries > 0
     assert runner.failures == 0, [test.name for test in tests]
+
+
+class Solver:
+    """A solver of the reader's, which is slow at its third batch."""
+
+    def __init__(self):
+        self.batches = iter(range(0, IMAGES, BATCH_SIZE))
+
+    def next_batch(self):
+        first = next(self.batches, None)
+        time.sleep(0.2 * (first == 2 * BATCH_SIZE))
+        return first if first is None else {"label": np.arange(first, first + 32)}
+
+
+def test_data_that_is_made():
+    page, seen = "docs/generated-data.md", []
+    run(page, "MapDataset", num_examples=64, train_step=lambda x: seen.append(x["y"]))
+    fields, counts = np.unique(np.concatenate(seen), axis=0, return_counts=True)
+    assert len(fields) == 64 and {*counts} == {4}
+    uses = Uses()
+    names = run(page, "solver.next_batch", solver=Solver(), train_step=uses)
+    assert 1 <= uses.counts().min() <= uses.counts().max() <= 8
+    assert names["batches"].stats()["uses_per_fresh"] == uses.counts().mean()

@@ -118,7 +118,7 @@ def byte_lm(
       updates: So many, and the last of eight evaluations counts; 0 trains to a target.
       tiny: Whether it is for a smoke test.
     """
-    config = load_config(str(_CONFIGS / "quickstart.py")).base
+    config = load_config(str(_CONFIGS / "quickstart.py:storage")).base
     config.batch_size = batch_size
     config.updates = 1600
     config.eval_every = config.log_every = 10

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from echo_jax.lazy import door
-from echo_jax.workloads import cifar, coco, imagenet, lm, shapes
+from echo_jax.workloads import cifar, coco, heat, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
 __all__ = [
@@ -33,6 +33,7 @@ __getattr__ = door(
 WORKLOADS = {
     "cifar": cifar,
     "coco": coco,
+    "heat": heat,
     "imagenet": imagenet,
     "lm": lm,
     "shapes": shapes,

@@ -37,12 +37,13 @@ VARIANTS = {
     "coco": ["tiny", "tiny,device"],
     "communication": ["echo", "tiny"],
     "imagenet": ["small", "tiny", "tiny,device"],
+    "heat": ["adaptive", "spread", "tiny"],
     "large_batch": ["echo", "tiny"],
     "lm": [
         *("bytes", "c4", "example", "gpt2", "gpt2,tiny", "tiny", "tiny,device"),
         *("wikitext103", "wikitext2", "wikitext2,tiny"),
     ],
-    "quickstart": ["bursty", "fed", "tiny", "which"],
+    "quickstart": ["bursty", "fed", "storage", "tiny", "which"],
     "shapes": ["tiny"],
     "sweeps/cifar_batch_size": ["512", "tiny"],
     "sweeps/cifar_buffer": ["tiny"],
@@ -191,7 +192,10 @@ def test_configs_are_listed_and_shown_with_what_they_are(capsys):
     assert {line for line in lines if not line.startswith(" ")} == {*VARIANTS}
     about = "    A small ResNet on synthetic images of eight shapes, stored as JPEG."
     assert lines[lines.index("shapes") + 1] == about
-    assert lines[lines.index("quickstart") + 2] == "    :fed  :tiny  :which  :bursty"
+    assert (
+        lines[lines.index("quickstart") + 2]
+        == "    :tiny  :storage  :fed  :which  :bursty"
+    )
     lines = said("show", "lm:tiny")
     flags = [line for line in lines if line.startswith("--config.")]
     assert load_with_flags("lm:tiny", flags).to_dict() == load("lm:tiny").to_dict()
