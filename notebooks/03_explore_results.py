@@ -124,7 +124,7 @@ for kind in ("train", "eval"):
 # ## One study, three axes
 #
 # A study is a folder of runs that are compared. `results/quickstart` is the one of the
-# README: no echo; every batch four times in a row; every example four times, at random
+# config `quickstart:storage`: no echo; every batch four times in a row; every example four times, at random
 # within a buffer; every example four times, evenly far apart.
 
 # %%
@@ -298,7 +298,7 @@ plt.show()
 #
 # A study is a config: a base, and what differs in each arm. This is the quickstart's
 # smoke test, a model so small and a target so near that it ends within a minute; its
-# numbers mean nothing. Two arms are added, of the modes that decide while they run:
+# numbers mean nothing. Two arms are of the modes that decide while they run:
 # `echo.mode` is `fixed` in all others. `echo-jax study` does the same from the command
 # line. A second call with the same folder would resume.
 
@@ -313,7 +313,7 @@ config = load_config("quickstart:tiny")
 with config.unlocked():
     if TINY:
         config.arms = {"baseline": config.arms.baseline}
-        config.base.target, config.base.updates = 4.5, 20
+        config.base.target, config.base.updates = 0.75, 20
     config.arms.adaptive = {"echo": ADAPTIVE}
     config.arms.stochastic = {"echo": STOCHASTIC}
 
@@ -329,7 +329,7 @@ display(Markdown((OUT / "study/table.md").read_text()))
 #
 # What an adaptive run decided depends on the clock, and lies in its folder as
 # `tape.json`: a `DecisionLog`. A run whose `echo.replay` names it does the same again,
-# to the bit; here without the slow storage, so that it does not wait.
+# to the bit.
 
 # %%
 import echo_jax as ej
