@@ -33,7 +33,7 @@ BLOCKS = {
 }
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
-    "README.md": ("for batch in", "AdaptiveSpec"),
+    "README.md": ("for batch in", "ej.probe", "AdaptiveSpec"),
     "docs/library.md": (
         "ej.probe",
         "PadCrop",
@@ -139,7 +139,7 @@ def test_the_calls_of_the_readme(name, least, times, size):
     assert max(len(batch) for batch in uses.batches) == size
 
 
-@pytest.mark.parametrize("page", ["docs/library.md", "docs/site/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/site/index.md"])
 def test_the_probe(page, capsys, monkeypatch):
     monkeypatch.setitem(ej.probe.__kwdefaults__, "seconds", 0.2)
 

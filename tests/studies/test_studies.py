@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,9 @@ ARMS = {
     },
     "batch_echo": {"factor": 4.0, "losses": (4.0, 3.5)},
 }
+
+
+ARMS_OF_README = "batch_echo", "spread", "adaptive"
 
 
 @pytest.fixture
@@ -198,3 +203,21 @@ def test_a_last_line_that_is_half_written_is_left_out_and_said(tmp_path, shown):
     path.write_bytes(b"".join(lines[:5])[:-9])
     with pytest.raises(StudyError, match="holds 4 rows of the 6"):
         read_runs([folder])
+
+
+def test_the_table_of_the_readme_is_that_of_its_five_runs():
+    text = (RESULTS.parent / "README.md").read_text()
+    said = re.findall(r"(?m)^\| .*? \| (0\.\d.*) \|$", text)
+    studies = [read_study(RESULTS / "quickstart_heat" / str(seed)) for seed in range(5)]
+    baselines = [study.baseline.summary for study in studies]
+    assert [run.name for run in studies[0].runs][1:] == list(ARMS_OF_README)
+    for row, name in zip(said, ARMS_OF_README, strict=True):
+        runs = [next(r for r in study.runs if r.name == name) for study in studies]
+        cells = []
+        for cost in ("fresh", "updates", "seconds"):
+            of = f"{cost}_to_target"
+            both = zip(runs, baselines, strict=True)
+            ratios = sorted(run.summary[of] / one[of] for run, one in both)
+            median = statistics.median(ratios)
+            cells.append(f"{median:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})")  # noqa: RUF001
+        assert row == " | ".join(cells)
