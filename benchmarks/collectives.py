@@ -34,8 +34,7 @@ from echo_jax.training.trainer import init_state, run_inputs, train_step
 from echo_jax.training.update.gradients import gradient_of
 from echo_jax.training.update.loss_scale import Precision
 from echo_jax.training.update.optim import Optimizer
-from echo_jax.training.xla.flops import collectives, sent_bytes
-from echo_jax.training.xla.options import xla_options
+from echo_jax.training.xla import collectives, sent_bytes, xla_options
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Batch
 

@@ -19,7 +19,7 @@ from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, jitted_write
 from echo_jax.training.processes.sharding import make_mesh
-from echo_jax.training.xla.flops import collectives
+from echo_jax.training.xla import collectives
 from echo_jax.workloads import build
 
 # Task, augmentation, pixels of a stored image, slots, and rows of a batch; one chip.

@@ -18,7 +18,7 @@ from benchmarks.device import Exchange, make_feed
 from benchmarks.harness import Result, drive, paired, seconds
 from echo_jax.echo.stores.device import default_mesh, jitted_write
 from echo_jax.training.compiled import several_updates
-from echo_jax.training.xla.flops import peak_flops_per_s, program_flops
+from echo_jax.training.xla import peak_flops_per_s, program_flops
 
 _FACTOR = 4
 # A step takes about 0.1 s; the first round does not count.

@@ -237,8 +237,7 @@ SHOWN = {
         "data.prepare.coco",
         *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
         *("data.sources.source", "inference.evaluate", "inference.export"),
-        *("inference.run", "runs", "training.trainer", "training.xla.flops"),
-        *("training.xla.options", "training.xla.profile"),
+        *("inference.run", "runs", "training.trainer"),
     )
 }
 # Whole networks, run one operation at a time.

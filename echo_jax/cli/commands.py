@@ -98,7 +98,7 @@ def _run(argv: list[str]) -> int:
         try:
             status = _COMMANDS[args.command](args, extras)
             # An error at Python's exit could not be caught.
-            ending.flush_output()
+            print(end="", flush=True)
             return status
         except Exit as end:
             error, status, message = end, end.status, str(end)
@@ -113,7 +113,7 @@ def _run(argv: list[str]) -> int:
             traceback.print_exception(error)
         forget(error)
         with contextlib.suppress(OSError):
-            ending.flush_output()
+            print(end="", flush=True)
         said = f"echo-jax {args.command}: {printable(_one_line(message))}"
         print(said, file=sys.stderr)
         if status > WRONG_USE:

@@ -11,7 +11,6 @@ from echo_jax.cli import (
     report_command,
 )
 from echo_jax.cli.command_end import WRONG_USE, path_argument
-from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
 _EPILOG = """\
@@ -106,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USE, f"{said}\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        ending.flush_output()
+        print(end="", flush=True)  # An error at Python's exit could not be caught.
         super().exit(status, message)
 
 

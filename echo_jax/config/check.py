@@ -88,8 +88,7 @@ def check_config(config: Config) -> None:
             "echo_jax.config.default_config(), which has them all"
         )
     for field, least in _AT_LEAST.items():
-        value = field_of(config, field)
-        if not (math.isfinite(value) and value >= least):
+        if not least <= field_of(config, field) < math.inf:
             _refuse(config, field, f"must be at least {least}", least)
     for field, bound in _BELOW.items():
         if field_of(config, field) >= bound:
@@ -105,7 +104,7 @@ def check_config(config: Config) -> None:
         ("precision.init", 32768.0),
         ("precision.min_scale", 1.0),
     ):
-        if not (math.isfinite(field_of(config, field)) and field_of(config, field) > 0):
+        if not 0 < field_of(config, field) < math.inf:
             _refuse(config, field, "must be above 0", usual)
     for field in ("start_fraction", "end_fraction"):
         if config.optim[field] > 1:
@@ -213,13 +212,10 @@ def _check_schedule(config: Config) -> None:
     if schedule not in OWN_SCHEDULES:
         optax_schedule(schedule, optim.schedule_args)
     _check_boundaries(config)
-    match schedule:
-        case "linear" | "cosine" | "warmup_stable_decay":
-            if optim.warmup_updates >= total:
-                rule = (
-                    f"must be below the {total} updates after which the schedule ends"
-                )
-                _refuse(config, "optim.warmup_updates", rule, 0)
+    has_end = schedule in ("linear", "cosine", "warmup_stable_decay")
+    if has_end and optim.warmup_updates >= total:
+        rule = f"must be below the {total} updates after which the schedule ends"
+        _refuse(config, "optim.warmup_updates", rule, 0)
     if schedule == "onecycle" and not 0 < optim.peak_at < 1:
         _refuse(config, "optim.peak_at", "must lie between 0 and 1", 0.3)
     most = total - max(1, optim.warmup_updates)

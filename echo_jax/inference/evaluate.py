@@ -14,11 +14,10 @@ from echo_jax.config import Config
 from echo_jax.config.saved import refuse_code
 from echo_jax.data.prepare.archives import nfc
 from echo_jax.inference.run import TrainedRun, class_names
-from echo_jax.training.evaluation import evaluate
+from echo_jax.training.evaluation import evaluate, with_recomputed_statistics
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.saving.model import Model
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.update.recompute import with_recomputed_statistics
 from echo_jax.workloads import Batch, Workload, build
 
 

@@ -11,7 +11,7 @@ from echo_jax.searches.comparison import ArmResult, Falsified, Search
 from echo_jax.searches.figures import write_search_figures
 from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.page import figure, items, page, plain_json, table
-from echo_jax.studies.table import in_terminal, write_table
+from echo_jax.studies.table import in_terminal, optional, write_table
 
 _RATIOS = (1, 2, 4, 8)
 _IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
@@ -49,26 +49,22 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
     if search.protocol.space.axes:
         scores = arm.best_scores
         spread = f"{min(scores):,.5g} to {max(scores):,.5g}" if scores else "none"
-        fewer = arm.expected_best(_fewer(search))
-        cells += [f"{arm.infeasible:.0%}", spread]
-        cells.append("—" if fewer is None else f"{fewer:,.5g}")
+        fewer = optional(arm.expected_best(_fewer(search)), "{:,.5g}")
+        cells += [f"{arm.infeasible:.0%}", spread, fewer]
     if search.has_target:
         at_least = "≥ " if arm.is_bound else ""
-        fresh = arm.mean("fresh_to_target")
         cells += [
-            "—" if fresh is None else f"{fresh:,.0f}",
+            optional(arm.mean("fresh_to_target"), "{:,.0f}"),
             at_least + _interval(arm.fresh),
             at_least + _interval(arm.updates),
             *(_seconds(search, arm, ratio) for ratio in _RATIOS),
-            f"{search.paper[arm.name]:.2f}" if arm.name in search.paper else "—",
+            optional(search.paper.get(arm.name), "{:.2f}"),
         ]
     else:
         reads = [trial.fresh[-1] for trial in arm.confirmed if trial.fresh]
         cells.append(f"{sum(reads) / len(reads):,.0f}" if reads else "—")
         cells.append(_interval(arm.final))
-    for name in ("final", "best"):
-        value = arm.mean(name)
-        cells.append("—" if value is None else f"{value:.4g}")
+    cells += [optional(arm.mean(name), "{:.4g}") for name in ("final", "best")]
     return (*cells, arm.n)
 
 

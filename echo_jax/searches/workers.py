@@ -23,7 +23,7 @@ from echo_jax.config import Config
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 from echo_jax.terminal import ending
-from echo_jax.terminal.printable import printable
+from echo_jax.terminal.notes import Notes
 
 _LOOK_EVERY_S = 1.0
 _OTHERS_EVERY_S = 10.0
@@ -60,7 +60,7 @@ def run_search(
 ) -> None:
     """Makes all missing trials of a study; other machines may take part."""
     (workdir / "trials").mkdir()
-    progress = _Progress(protocol, workdir, console or Console())
+    progress = _Progress(protocol, workdir, console)
     jobs = jobs or _num_jobs()
     with _Stop() as stop:
         while progress.read():
@@ -77,22 +77,20 @@ class _Stop:
 
     def __init__(self) -> None:
         self.asked, self.signum = threading.Event(), 0
-        self._listener = ending.SignalThread(self._hear)
-        self._before: dict[int, Any] = {}
+        self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> "_Stop":
-        self._listener.__enter__()
+        self._ends.enter_context(ending.SignalThread(self._hear))
         if threading.current_thread() is threading.main_thread():
             for signum in ending.stop_signals():
                 if signal.getsignal(signum) != signal.SIG_IGN:
                     # The thread also gets the signal.
-                    self._before[signum] = signal.signal(signum, lambda *_: None)
+                    before = signal.signal(signum, lambda *_: None)
+                    self._ends.callback(signal.signal, signum, before)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        self._listener.__exit__()
+        self._ends.close()
 
     def _hear(self, signum: int) -> None:
         if self.asked.is_set() and ending.owns_process():
@@ -199,11 +197,12 @@ def _backend() -> str:
     return jax.default_backend()
 
 
-class _Progress:
+class _Progress(Notes):
     """The progress of a search, in lines."""
 
-    def __init__(self, protocol: Protocol, workdir: RunPath, console: Console):
-        self._protocol, self._workdir, self._console = protocol, workdir, console
+    def __init__(self, protocol: Protocol, workdir: RunPath, console: Console | None):
+        super().__init__(console)
+        self._protocol, self._workdir = protocol, workdir
         self._began_s, self._made = time.monotonic(), 0
         self._best: dict[str, float] = {}
         self._missing: dict[Unit, int] = {}
@@ -238,15 +237,6 @@ class _Progress:
         self.note(
             f"trial {total - missing}/{total}  {unit} #{trial.number}  "
             f"{_outcome(trial)}  {values}{said}  ETA {days}{left}"
-        )
-
-    def note(self, line: str) -> None:
-        """Prints a line with the time."""
-        self._console.print(
-            f"{time.strftime('%H:%M:%S')}  {printable(line)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
         )
 
     def _note_best(self, unit: Unit, trial: Trial) -> None:

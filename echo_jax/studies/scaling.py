@@ -22,7 +22,7 @@ from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
-from echo_jax.studies.table import arm_rows, in_terminal, markdown_notes, markdown_table
+from echo_jax.studies.table import arm_rows, in_terminal, markdown_table, percent
 
 HEADINGS = ("run", "processes", "devices", "batch per device", "steps/s", "examples/s")
 HEADINGS += ("efficiency", "idle")
@@ -127,7 +127,7 @@ def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
         _rate(point.steps_per_s),
         _rate(point.examples_per_s),
         f"{scaling.efficiency(point):.2f}",
-        _percent(point.idle_fraction),
+        percent(point.idle_fraction),
     )
 
 
@@ -165,8 +165,8 @@ def write_scaling(
     lines = []
     for group in groups:
         rows = [cells(group, point) for point in group.points]
-        lines += markdown_table(group.heading, HEADINGS, rows, words=1)
-    lines += markdown_notes(notes(groups))
+        said = notes(groups) if group is groups[-1] else []
+        lines += markdown_table(group.heading, HEADINGS, rows, said, words=1)
     folder = run_folder(folder)
     page, png = folder / "scaling.md", folder / "scaling.png"
     with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
@@ -177,9 +177,7 @@ def write_scaling(
 
 def _scaling(runs: Sequence[Run]) -> Scaling:
     """Makes a group of runs that train the same thing."""
-    points = sorted(
-        map(_point, runs), key=lambda point: (point.devices, point.processes)
-    )
+    points = sorted(map(_point, runs), key=lambda p: (p.devices, p.processes))
     study = Study("", runs, {})
     # The table of a study puts a run's echo into words.
     echo = arm_rows(study)[0].echo
@@ -234,10 +232,6 @@ def _what_is_trained(run: Run) -> str:
 
 def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
-
-
-def _percent(fraction: float | None) -> str:
-    return "—" if fraction is None else f"{max(fraction, 0.0):.0%}"
 
 
 def _draw(groups: Sequence[Scaling]) -> Figure:

@@ -32,9 +32,8 @@ class Seeds:
     @property
     def arms(self) -> list[list[Run]]:
         """The runs of each arm, in the order of the seeds."""
-        return [
-            list(runs) for runs in zip(*(s.runs for s in self.studies), strict=True)
-        ]
+        each = (study.runs for study in self.studies)
+        return [list(runs) for runs in zip(*each, strict=True)]
 
     @property
     def rows(self) -> list[list[ArmRow]]:
@@ -111,8 +110,7 @@ def _headings(seeds: Seeds) -> tuple[str, ...]:
     costs = ("fresh examples", "updates", "seconds")
     relative = tuple(f"{name}, x" for name in _X_OF)
     sent = ("bytes sent",) * seeds.joined.sends_unevenly
-    values = (f"final {metric}", f"best {metric}")
-    return ("arm", "n", *costs, values[0], values[1], *relative, *sent)
+    return ("arm", "n", *costs, f"final {metric}", f"best {metric}", *relative, *sent)
 
 
 def _cells(seeds: Seeds) -> Iterator[tuple[str, ...]]:
@@ -148,29 +146,29 @@ def _spread(values: Sequence[float], in_words: Callable[[float], str]) -> str:
 
 
 def _notes(seeds: Seeds) -> list[str]:
-    target = seeds.joined.runs[0].target
+    first = seeds.studies[0]
+    target = first.runs[0].target
     lines = ["Of every arm the mean over seeds, in brackets the least and the largest."]
     if target is None:
         lines.append("The runs had no target: the costs are those of the whole run.")
     else:
         lines.append(
-            f"Target: eval {seeds.joined.runs[0].metric} {target:g}. Costs are those "
-            "of the n seeds that met it."
+            f"Target: eval {first.runs[0].metric} {target:g}. Costs are those of the n "
+            "seeds that met it."
         )
-    lines.append(
+    lines += [
         "Seconds: training and waiting for input, without evaluation, saving and "
-        "compiling."
-    )
-    lines.append("x: relative to the baseline of the same seed; below 1 is cheaper.")
-    if seeds.studies[0].setting:
-        lines.append(f"{seeds.studies[0].setting}.")
-    for seed, study in zip(seeds.seeds, seeds.studies, strict=True):
-        for run in study.runs:
-            if run.diverged is not None:
-                lines.append(
-                    f"{run.name}, seed {seed}, diverged at update {run.diverged:,}."
-                )
-    return lines
+        "compiling.",
+        "x: relative to the baseline of the same seed; below 1 is cheaper.",
+    ]
+    if first.setting:
+        lines.append(f"{first.setting}.")
+    return lines + [
+        f"{run.name}, seed {seed}, diverged at update {run.diverged:,}."
+        for seed, study in zip(seeds.seeds, seeds.studies, strict=True)
+        for run in study.runs
+        if run.diverged is not None
+    ]
 
 
 def seeds_table(seeds: Seeds) -> Table:

@@ -77,16 +77,15 @@ def cells(row: ArmRow) -> tuple[str, ...]:
             f"{cost} ({ratio:.2f}x)"
             for cost, ratio in zip(costs, row.relative, strict=True)
         )
-    idle = None if row.idle_fraction is None else max(row.idle_fraction, 0.0)
     return (
         row.name,
         row.echo,
         *costs,
         _metric(row.final),
         _metric(row.best),
-        _optional(idle, "{:.0%}"),
-        _optional(row.ratio, "{:.2f}"),
-        _optional(row.repeat_worth, "{:.2f}"),
+        percent(row.idle_fraction),
+        optional(row.ratio, "{:.2f}"),
+        optional(row.repeat_worth, "{:.2f}"),
     )
 
 
@@ -228,7 +227,7 @@ def write_table(
     notes: Iterable[str],
 ) -> None:
     """Writes a table as Markdown; the first two columns are aligned to the left."""
-    lines = [*markdown_table(title, headings, rows), *markdown_notes(notes)]
+    lines = markdown_table(title, headings, rows, notes)
     run_file(path).write("\n".join(lines) + "\n")
 
 
@@ -236,18 +235,16 @@ def markdown_table(
     title: str,
     headings: Sequence[str],
     rows: Iterable[Iterable[str]],
+    notes: Iterable[str],
     *,
     words: int = 2,
 ) -> list[str]:
-    """Returns the lines of a table; the first `words` columns are aligned left."""
+    """Returns a table's lines and notes; the first `words` columns are aligned left."""
     ends = ["---"] * words + ["---:"] * (len(headings) - words)
     cells = [headings, ends, *(map(_markdown_text, row) for row in rows)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
-    return [f"**{_markdown_text(title)}**", "", *lines, ""]
-
-
-def markdown_notes(notes: Iterable[str]) -> list[str]:
-    return [f"- {_markdown_text(note)}" for note in notes]
+    said = [f"- {_markdown_text(note)}" for note in notes]
+    return [f"**{_markdown_text(title)}**", "", *lines, "", *said]
 
 
 def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
@@ -308,8 +305,14 @@ def _storage_in_words(study: Study) -> str:
     return words
 
 
-def _optional(value: float | None, pattern: str) -> str:
+def optional(value: float | None, pattern: str) -> str:
+    """Returns a cell with a value, or with a dash for None."""
     return "—" if value is None else pattern.format(value)
+
+
+def percent(fraction: float | None) -> str:
+    """Returns the cell of an idle fraction; a slightly negative one is 0."""
+    return "—" if fraction is None else f"{max(fraction, 0.0):.0%}"
 
 
 def _metric(value: float | None) -> str:

@@ -29,7 +29,6 @@ _last_words = threading.Lock()
 _before_exit: Callable[[], object] = bool  # does nothing
 _abort_handler: object = None  # called by C, so it must stay alive
 _OUTPUT, _ERRORS = 1, 2  # descriptors
-_FREE_TO_USE = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 # Clears the line and shows the cursor, which a progress bar hides.
 _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 
@@ -43,13 +42,13 @@ def owns_process() -> bool:
 # SIGHUP are skipped if the program handles or ignores them, as with ``nohup``.
 def stop_signals() -> list[signal.Signals]:
     """Returns the signals that ask a run to save and end."""
-    return [signal.SIGINT, signal.SIGTERM, *filter(_is_free, _FREE_TO_USE)]
-
-
-def _is_free(signum: signal.Signals) -> bool:
-    handler = signal.getsignal(signum)
-    # In a command the handler belongs to this module or to the code that it runs.
-    return handler == signal.SIG_DFL or (owns_process() and handler != signal.SIG_IGN)
+    found = [signal.SIGINT, signal.SIGTERM]
+    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        handler = signal.getsignal(signum)
+        # In a command the handler belongs to this module or to the code that it runs.
+        if handler == signal.SIG_DFL or (owns_process() and handler != signal.SIG_IGN):
+            found.append(signum)
+    return found
 
 
 def before_exit(call: Callable[[], object]) -> None:
@@ -97,17 +96,10 @@ def _kill_spawned() -> None:
         # Other processes may end in the meantime.
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            is_child = int(parent) == os.getpid()
             # Python's resource tracker is another child, which frees resources.
-            if (
-                int(parent) == os.getpid()
-                and b"spawn_main" in (path / "cmdline").read_bytes()
-            ):
+            if is_child and b"spawn_main" in (path / "cmdline").read_bytes():
                 os.kill(int(path.name), signal.SIGKILL)
-
-
-def flush_output() -> None:
-    """Writes buffered output now: an error at Python's exit could not be caught."""
-    print(end="", flush=True)
 
 
 def drop_lost_outputs() -> bool:
@@ -159,9 +151,8 @@ class SignalThread:
             return self
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        self._before = signal.set_wakeup_fd(
-            self._writer.fileno(), warn_on_full_buffer=False
-        )
+        descriptor = self._writer.fileno()
+        self._before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         return self

@@ -4,12 +4,12 @@ import contextlib
 import errno
 import gc
 import logging
+import math
 import os
 import re
 import resource
 import shutil
 import signal
-import stat
 import sys
 import threading
 import traceback
@@ -23,8 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE)
 _FIXES = {
     errno.ENOENT: "name one that is there",
-    errno.ENOTDIR: "name another path",
-    errno.EISDIR: "name another path",
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "name another path"),
     errno.EACCES: "change its permissions, or name another path",
     errno.EPERM: "change its permissions, or name another path",
     errno.EROFS: "name a path that can be written",
@@ -34,9 +33,7 @@ _FIXES = {
     errno.EIO: "the disk, or the way to it, fails: look at the system's log",
 }
 _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
-_OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
 _QUOTED_FILE = re.compile(r'"(/[^"]+)"|(?:writing|opening) ([^;\n]+)(?:;|$)')
-_ORBAX_PART = ".orbax-checkpoint-tmp"
 # Grain's message when a reader process has died.
 _DEAD_WORKER = re.compile(r"Worker process was terminated .* exit code (-?\d+)")
 _FILES = resource.RLIMIT_NOFILE
@@ -48,7 +45,6 @@ _SHARED_IS_FULL = (
     "with --shm-size=8g; the same command goes on from what is saved"
 )
 _SHARED_RESERVE_BYTES = 16 * 1024**2
-_LOGGERS = ("absl", "asyncio", "concurrent.futures")
 # Grain adds a paragraph about its own frames to every error message.
 _ADDED = "\n--------------------\n"
 
@@ -68,12 +64,12 @@ def sentence(error: BaseException) -> str:
         return said
     if of_jax := _of_starting_jax(error):
         return of_jax
-    for each in [error, *_causes(error)]:
+    for each in _with_causes(error):
         if (of_system := _of_system(each)) is not None:
             return of_system
     if dead := _DEAD_WORKER.search(said):
         return _of_worker(int(dead[1]))
-    if kind in _OF_JAX:
+    if kind in ("JaxRuntimeError", "XlaRuntimeError"):
         return _of_devices(said.partition("\n")[0])
     if isinstance(error, MemoryError):
         return (
@@ -87,61 +83,49 @@ def sentence(error: BaseException) -> str:
     )
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def _with_causes(error: BaseException) -> list[BaseException]:
     found = [error]
     while (cause := found[-1].__cause__ or found[-1].__context__) not in (None, *found):
         found.append(cause)
-    return found[1:]
+    return found
 
 
 def _of_system(error: BaseException) -> str | None:
     """Returns the operation that the system refused, or None for other errors."""
     words = str(error)
     if isinstance(error, OSError) and error.errno is not None:
-        number, file = error.errno, error.filename
-        what = error.strerror
-    else:
-        found = [each for each in _IN_WORDS if os.strerror(each) in words]
-        if not found:
-            return None
+        number, file, what = error.errno, error.filename, error.strerror
+    elif found := [each for each in _IN_WORDS if os.strerror(each) in words]:
         number, file, what = found[0], None, os.strerror(found[0])
+    else:
+        return None
     if file is None and (quoted := _QUOTED_FILE.findall(words)):
         # The last quoted path is the original; a checkpoint is named as a whole.
-        file = "".join(quoted[-1]).partition(_ORBAX_PART)[0]
+        file = "".join(quoted[-1]).partition(".orbax-checkpoint-tmp")[0]
     name = "a file" if file is None else os.fsdecode(file)
     if number not in _FULL:
         fix = _FIXES.get(number, "").format(files=resource.getrlimit(_FILES)[0])
         return "; ".join(filter(None, (f"{name}: {what}", fix)))
-    if name.startswith("/psm_") or (file is None and _is_full(_SHARED)):
+    is_shared = file is None and _free_bytes(_SHARED) < _SHARED_RESERVE_BYTES
+    if is_shared or name.startswith("/psm_"):
         return _SHARED_IS_FULL
-    if file is None and _is_output_full():
+    if file is not None:
+        folders = map(_free_bytes, Path(name).absolute().parents)
+        free = next(filter(math.isfinite, folders), 0.0)
+        what = f"{what} ({free / 1e6:.1f} MB are free there)"
+    elif os.path.isfile(_OUTPUT) and not _free_bytes(_OUTPUT):
         name = "the file of standard output"
-    free = "" if file is None else _free(name)
     return (
-        f"{name} cannot be written: {what}{free}; free some, and the same command goes "
-        "on from what is whole"
+        f"{name} cannot be written: {what}; free some, and the same command goes on "
+        "from what is whole"
     )
 
 
-def _is_output_full() -> bool:
+def _free_bytes(place: Path | str | int) -> float:
+    """Returns the free bytes of a place's disk; infinity if there is no such place."""
     with contextlib.suppress(OSError):
-        is_file = stat.S_ISREG(os.fstat(_OUTPUT).st_mode)
-        return is_file and not os.fstatvfs(_OUTPUT).f_bavail
-    return False
-
-
-def _is_full(folder: str) -> bool:
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(folder).free < _SHARED_RESERVE_BYTES
-    return False
-
-
-def _free(file: str) -> str:
-    for folder in Path(file).absolute().parents:
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(folder).free
-            return f" ({free / 1e6:.1f} MB are free there)"
-    return ""
+        return shutil.disk_usage(place).free
+    return math.inf
 
 
 def _of_worker(status: int) -> str:
@@ -162,25 +146,21 @@ def _of_worker(status: int) -> str:
 
 
 def _of_devices(said: str) -> str:
+    fix = "run it again with --debug for the traceback"
     if "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower():
         fix = (
             "it does not fit into the devices' memory; lower --config.batch_size, or "
             "--config.echo.buffer where the echo is on the devices"
         )
-    else:
-        fix = "run it again with --debug for the traceback"
     return f"the devices failed: {said}; {fix}"
 
 
 def _of_starting_jax(error: BaseException) -> str | None:
     """Returns the reason why jax cannot be imported or has no devices, or None."""
     said = str(error).strip().partition("\n")[0]
-    files = {
-        Path(frame.filename).as_posix()
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.name == "<module>"
-    }
-    if any("/jax/_src/" in file for file in files):
+    frames = traceback.extract_tb(error.__traceback__)
+    imported = [frame.filename for frame in frames if frame.name == "<module>"]
+    if any("/jax/_src/" in file for file in imported):
         return f"jax cannot be imported: {said}; correct that, and run it again"
     jax = sys.modules.get("jax")
     if jax and not said and isinstance(error, AssertionError):
@@ -201,12 +181,12 @@ def _of_starting_jax(error: BaseException) -> str | None:
 def _is_ours(error: BaseException) -> bool:
     if type(error).__module__.partition(".")[0] == _PACKAGE.name:
         return True
-    if not isinstance(error, ValueError | RuntimeError | OSError | ImportError) or (
-        error.__traceback__ is None
-    ):
-        return False
     # This also works for an error from another process, whose frames are copies.
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    kinds = (ValueError, RuntimeError, OSError, ImportError)
+    if not frames or not isinstance(error, kinds):
+        return False
+    last = frames[-1]
     # An error from a C library ends in the line that called the library.
     says_raise = (last.line or "").startswith("raise ")
     return says_raise and Path(last.filename).is_relative_to(_PACKAGE)
@@ -217,10 +197,14 @@ def _is_ours(error: BaseException) -> bool:
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Suppresses tracebacks that libraries print on standard error by themselves."""
+
+    def has_no_traceback(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
     before = sys.excepthook, threading.excepthook, sys.unraisablehook
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [*map(logging.getLogger, ("absl", "asyncio", "concurrent.futures"))]
     for logger in loggers:
-        logger.addFilter(_has_no_traceback)
+        logger.addFilter(has_no_traceback)
     # TensorFlow logs the traceback of every failed Python call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.excepthook = threading.excepthook = sys.unraisablehook = lambda *_: None
@@ -229,16 +213,12 @@ def quiet_libraries() -> Iterator[None]:
     finally:
         sys.excepthook, threading.excepthook, sys.unraisablehook = before
         for logger in loggers:
-            logger.removeFilter(_has_no_traceback)
+            logger.removeFilter(has_no_traceback)
 
 
 def forget(error: BaseException) -> None:
     """Releases the objects that an error keeps alive, now and without messages."""
-    for each in [error, *_causes(error)]:
+    for each in _with_causes(error):
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = each.__cause__ = each.__context__ = None
     gc.collect()
-
-
-def _has_no_traceback(record: logging.LogRecord) -> bool:
-    return not record.exc_info

@@ -42,11 +42,8 @@ class Notes:
     def slow(self, what: str) -> Iterator[None]:
         """Prints a line about a step repeatedly while it is slow; see `pauses`."""
         is_done = threading.Event()
-        speaker = threading.Thread(
-            target=say_while_slow,
-            args=(what, self.note, is_done.wait, silent_s()),
-            daemon=True,
-        )
+        given = (what, self.note, is_done.wait, silent_s())
+        speaker = threading.Thread(target=say_while_slow, args=given, daemon=True)
         speaker.start()
         try:
             yield

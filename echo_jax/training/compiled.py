@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from echo_jax.config import Config
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
 from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, stacked
-from echo_jax.training.finite import is_finite
 from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
 from echo_jax.training.processes.sharding import (
     batch_sharding,
@@ -33,7 +32,8 @@ from echo_jax.training.update.gradients import (
 from echo_jax.training.update.local import LocalUpdates
 from echo_jax.training.update.loss_scale import Precision
 from echo_jax.training.update.optim import Optimizer
-from echo_jax.training.xla.options import XlaOptions, xla_options
+from echo_jax.training.window import is_finite
+from echo_jax.training.xla import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 # Two independent random streams of the run's seed.

@@ -1,5 +1,11 @@
 """Evaluation over a split: exact sums and counts, and an optional evaluator.
 
+Moving averages of batch norm belong to parameters that have changed since. With
+averaged replicas, they belong to each replica's own parameters. ``batch.norm`` may
+instead be recomputed for the parameters that are evaluated: some fresh batches go
+through the model as it is (Wu and Johnson 2021, section 3; Akiba et al. 2017 do so at
+the end of a training).
+
 A run may also be evaluated after a branch on fresh data alone, which measures the worth
 of its repeats; see `echo_jax.echo.instrument.rates`. The run itself is the other
 branch. So a branch costs its updates, their fresh batches and one evaluation.
@@ -7,7 +13,7 @@ branch. So a branch costs its updates, their fresh batches and one evaluation.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,14 +23,17 @@ from echo_jax.config import Config
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.feeds.feed import JoinedBatches
+from echo_jax.training.feeds.loader import next_batch, unechoed
 from echo_jax.training.processes.distributed import all_gather, this_shard
 from echo_jax.training.processes.sharding import put_batch
 from echo_jax.training.processes.watchdog import Watchdog
-from echo_jax.training.update.recompute import fresh_batches, with_recomputed_statistics
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
 # The random stream of a run's seed for the order of a branch's data.
 _STREAM = 0xB4
+# What an echo adds to a batch.
+_TAGS = ("fresh_index", "repeat")
 
 
 def evaluate_split(
@@ -104,6 +113,37 @@ def _rows_of_all(batch: Batch) -> Batch:
     }
 
 
+def check_norm(config: Config, compiled: CompiledFunctions, workload: Workload) -> None:
+    """Raises ValueError if the config sets batch.norm without a batch norm."""
+    norm = config.batch.norm
+    model = jax.eval_shape(compiled.model, compiled.abstract_state)
+    if norm != "moving" and not jax.tree.leaves(model.model_state):
+        raise ValueError(
+            f"config.batch.norm={norm!r} needs a model with batch norm, which that of "
+            f"workload {workload.name!r} has not; set --config.batch.norm=moving"
+        )
+
+
+def with_recomputed_statistics(
+    config: Config,
+    compiled: CompiledFunctions,
+    model: Any,
+    workload: Workload,
+    watchdog: Watchdog,
+) -> Any:
+    """Returns a model whose batch norms have the statistics of fresh batches."""
+    found: list[Any] = []
+    count = config.batch.norm_batches
+    # Always the first batches of a new iterator, augmented as in training. So a resumed
+    # run evaluates alike, and the run's own data does not move.
+    for batch in fresh_batches(config, workload, watchdog, count, "for batch norm"):
+        arrays = {name: x for name, x in batch.items() if name not in _TAGS}
+        # At most two batches are in memory.
+        jax.block_until_ready(found[-1:])
+        found.append(compiled.statistics(model, put_batch(arrays, compiled.mesh)))
+    return model.replace(model_state=compiled.merge(found))
+
+
 def check_branches(config: Config, workload: Workload) -> None:
     """Raises ValueError if the config asks for branches without `with_seed`."""
     if config.probe_repeats and workload.with_seed is None:
@@ -143,3 +183,16 @@ def metric_after_fresh(
         branch, report = compiled.step_on_batch(branch, batch)
     metrics = evaluate_split(config, compiled, branch, workload, watchdog)
     return metrics[workload.metric]
+
+
+def fresh_batches(
+    config: Config, workload: Workload, watchdog: Watchdog, count: int, purpose: str
+) -> Iterator[Batch]:
+    """Yields the first batches of a new iterator without an echo; watches each wait."""
+    dataset = workload.train_dataset(unechoed(config), this_shard())
+    with watchdog.closing(JoinedBatches([dataset])) as batches:
+        for number in range(count):
+            what = f"batch {number + 1} of {count} {purpose}"
+            with watchdog.waiting(what):
+                batch = next_batch(batches, workload, f"before {what}")
+            yield batch

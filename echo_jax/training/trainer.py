@@ -39,13 +39,13 @@ from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions, next_group
 from echo_jax.training.evaluation import (
     check_branches,
+    check_norm,
     evaluate_split,
     has_branch,
     metric_after_fresh,
 )
 from echo_jax.training.feeds.loader import data_ended
 from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
-from echo_jax.training.finite import NonFiniteLossError, is_finite
 from echo_jax.training.measure import Rates, decide
 from echo_jax.training.processes import peers
 from echo_jax.training.processes.distributed import (
@@ -90,17 +90,17 @@ from echo_jax.training.update.loss_scale import (
     scale_numbers,
 )
 from echo_jax.training.update.optim import Hyperparams, Optimizer, hyperparams
-from echo_jax.training.update.recompute import check_norm
 from echo_jax.training.window import (
     MAX_METRICS,
     GradientWindow,
     LossWindow,
+    NonFiniteLossError,
+    is_finite,
     metric_means,
     named_metrics,
     stacked_metrics,
 )
-from echo_jax.training.xla.flops import UpdateFlops, count_flops, sent_bytes
-from echo_jax.training.xla.profile import Profile
+from echo_jax.training.xla import Profile, UpdateFlops, count_flops, sent_bytes
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 
@@ -303,7 +303,7 @@ def train(
        are in flight while the loop waits for data. `training.clock.DeviceTime` relies
        on this.
 
-    With ``config.profile``, steps 4 to 6 are traced: see `training.xla.profile`.
+    With ``config.profile``, steps 4 to 6 are traced: see `training.xla`.
 
     A run may be stopped at any point and started again with the same arguments. On the
     same devices it ends with the same parameters, bit for bit. Rows that were logged
@@ -526,7 +526,8 @@ class Trainer:
         stack.callback(self.log.close)
         if not restored:
             self.log.examples(self.decided.sample)
-        self._flops = count_flops(compiled, self.state, self.feed)
+        traced = compiled.trace(self.state, self.feed)
+        self._flops = count_flops(traced, compiled.mesh)
         if BatchGrowth.of(config):
             self._flops = UpdateFlops(None, None)  # They differ by update.
         self._meetings = Meetings(config)

@@ -58,7 +58,9 @@ def counted(**overrides):
     compiled = compile_functions(config, workload)
     with held_input(compiled, config, workload) as feed:
         # Shapes are enough: nothing is computed.
-        return count_flops(compiled, compiled.abstract_state, feed).per_update
+        return count_flops(
+            compiled.trace(compiled.abstract_state, feed), compiled.mesh
+        ).per_update
 
 
 def test_products_of_matrices_are_counted_as_by_hand():

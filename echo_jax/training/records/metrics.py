@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from echo_jax.training.processes.distributed import is_main_process
-from echo_jax.training.xla.flops import UpdateFlops
+from echo_jax.training.xla import UpdateFlops
 
 
 @dataclass(frozen=True)

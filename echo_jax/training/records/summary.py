@@ -6,10 +6,10 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_if_whole, write_json
-from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.measure import Rates
 from echo_jax.training.records.metrics import Totals, idle_fraction, train_metrics
-from echo_jax.training.xla.flops import UpdateFlops
+from echo_jax.training.window import NonFiniteLossError
+from echo_jax.training.xla import UpdateFlops
 from echo_jax.workloads.base import Workload
 
 DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
