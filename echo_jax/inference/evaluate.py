@@ -183,8 +183,8 @@ def _evaluation_config(
         data.train_examples = 0
     data.source = source or data.source
     if split:
-        if config.workload == "shapes":
-            raise ValueError("workload 'shapes' draws its images, and has no splits")
+        if config.workload in ("shapes", "heat"):
+            raise ValueError(f"workload {config.workload!r} makes all of its data")
         data.eval_split = split
     return config.lock()
 

@@ -79,8 +79,11 @@ def _rows(found: Sequence[Sequence[Use]], workload: Workload) -> Iterator[str]:
         names = class_names(workload.task_info)
         about = "" if label is None else names[int(label)]
         yield f"<h2>Example {number}{': ' * bool(about)}{html.escape(about)}</h2>"
-        if "image" not in uses[0].example:
+        if "tokens" in uses[0].example:
             yield from _texts(uses, workload)
+            continue
+        if "image" not in uses[0].example:
+            yield items(map(_numbers, uses))
             continue
         left_out = len(uses) - _SHOWN
         shown = uses if left_out <= 0 else [*uses[: _SHOWN - 1], uses[-1]]
@@ -99,6 +102,13 @@ def _picture(use: Use, workload: Workload) -> str:
     names = [class_names(workload.task_info)[label] for label in labels]
     drawn = draw_boxes(pixels, use.example["boxes"][is_real], labels, names)
     return embedded(drawn, 2 * _PICTURE_PIXELS, said)
+
+
+def _numbers(use: Use) -> str:
+    arrays = use.example.items()
+    first = {name: [f"{v:.3g}" for v in np.ravel(x)[:6]] for name, x in arrays}
+    said = ", ".join(f"{name}: {' '.join(values)}" for name, values in first.items())
+    return f"update {use.update}, {_which(use)}: {said}"
 
 
 def _which(use: Use) -> str:

@@ -55,7 +55,7 @@ def write_evaluation(
     elif "categories" in run.task_info:
         shown = _detections(run, batches)
     else:
-        shown = _classes(run, batches)
+        shown = _classes(run, batches) if run.classes else ()
     values = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
     title = f"{found.workdir}, update {found.update}"
     parts = [table(("metric", "value"), values, texts=1), *shown]

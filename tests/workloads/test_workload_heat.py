@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.config import load_config
-from echo_jax.runs import run_train
+from echo_jax.inference import evaluate_run, write_evaluation
+from echo_jax.runs import run_train, show_examples
 from echo_jax.workloads import build, heat
 
 KELVIN = st.floats(100, 500, width=32)
@@ -78,5 +79,9 @@ def test_a_training_learns_and_its_model_predicts_temperatures(tmp_path):
     item = solved(300.0, (300.0,) * 4, 5)
     kelvin = ej.load_run(tmp_path).predict({"x": item["x"][None]})["kelvin"]
     assert kelvin.shape == (1, heat.GRID, heat.GRID)
+    page = show_examples(tmp_path, tmp_path / "looked_at", updates=2).read_text()
+    assert "update 1, fresh: x: " in page and "update 1, repeat 1: x: " in page
+    run = ej.load_run(tmp_path)
+    assert "error_k" in write_evaluation(run, evaluate_run(run), tmp_path).read_text()
     with pytest.raises(ValueError, match=r"Use --config\.data\.source=solver"):
         build(load_config("heat:tiny", {"data.source": "synthetic"}))
