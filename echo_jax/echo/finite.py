@@ -75,6 +75,8 @@ class FiniteIterator(Iterator[Any]):
         self._iterator, self._max_bad = iterator, max_bad
         if is_resumable(iterator):
             self.get_state, self.set_state = self._get_state, self._set_state
+        if hasattr(iterator, "restart"):
+            self.restart = iterator.restart
 
     def __next__(self) -> Any:
         """Returns the next finite item.

@@ -137,3 +137,11 @@ def test_a_consumer_that_writes_into_an_item_fails_at_the_first(name):
                     del item["x"]
     assert all(each["x"].tolist() == [0, 1, 2] for each in mine)
     assert mine[0]["x"].flags.writeable
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_echo_of_finite_items_has_epochs_as_its_loader(prefetch):
+    loader = [{"x": np.array([1.0, k])} for k in (0.0, np.nan, 2.0)]
+    items = ej.check_finite(loader, max_bad=2)
+    echo = ej.echo_batches(items, ej.EchoSpec(2), prefetch=prefetch)
+    assert [[len([*echo]) for _ in range(2)], items.skipped] == [[4, 4], 2]
