@@ -124,8 +124,8 @@ for kind in ("train", "eval"):
 # ## One study, three axes
 #
 # A study is a folder of runs that are compared. `results/quickstart` is the one of the
-# config `quickstart:storage`: no echo; every batch four times in a row; every example four times, at random
-# within a buffer; every example four times, evenly far apart.
+# config `quickstart:storage`: no echo; every batch four times in a row; every example
+# four times, at random within a buffer; every example four times, evenly far apart.
 
 # %%
 study = read_study(RESULTS / "quickstart")

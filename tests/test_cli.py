@@ -176,8 +176,10 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
         return json.loads(path.read_text())
 
     study = tmp_path / "x"
-    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
-    argv += ["--config.base.model.num_layers=1", "--config.base.target=4.0"]
+    argv = ["study", "--config", f"{QUICKSTART}:storage", "--workdir", str(study)]
+    argv += ["--config.base.target=4.0", "--config.base.data.eval_examples=64"]
+    sizes = {"num_layers": 1, "seq_len": 32, "d_model": 32, "d_ff": 64}
+    argv += [f"--config.base.model.{name}={size}" for name, size in sizes.items()]
     command = [sys.executable, "-m", "echo_jax", *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
@@ -282,7 +284,7 @@ def test_a_sweep_that_cannot_be_run_is_refused_in_a_sentence(
 @pytest.mark.slow
 def test_a_probe_of_a_study_measures_its_base_and_names_its_fields(tmp_path, capsys):
     file = tmp_path / "probe.json"
-    study = f"{QUICKSTART}:tiny"
+    study = f"{QUICKSTART}:storage"
     argv = ["probe", "--config", study, "--seconds", "1", "--json", str(file)]
     assert cli.main([*argv, "--config.base.mesh.data", "1"]) == 0
     found, printed = json.loads(file.read_text()), capsys.readouterr().out

@@ -221,7 +221,7 @@ def test_other_data_must_mean_the_same(lm_run, shapes_run, tmp_path):
         evaluate_run(run, source=text, split="test")
     with pytest.raises(ValueError, match=r"other vocab than .*: 257, not 256"):
         evaluate_run(run, source=str(prepare(tmp_path, block=32)))
-    with pytest.raises(ValueError, match="draws its images, and has no splits"):
+    with pytest.raises(ValueError, match="makes all of its data"):
         evaluate_run(ej.load_run(shapes_run[0]), split="test")
 
 
