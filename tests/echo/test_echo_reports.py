@@ -146,6 +146,9 @@ def test_leaves_in_a_list_are_known_by_the_loaders_batch_size_or_their_shapes(ma
         first = next(make(loader, spec, **lanes))
         assert type(first) is type(loader[0])
         assert [len(leaf) for leaf in first] == [ROWS, ROWS]
+    # As many as a batch has rows: the batch size does not tell which they are.
+    with pytest.raises(ValueError, match="a list of 8 arrays"):
+        next(make(Stated([[np.arange(ROWS)] * ROWS] * 3), spec, **lanes))
 
 
 def test_lists_of_numbers_are_no_items_that_stack():
