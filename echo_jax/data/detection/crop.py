@@ -81,7 +81,7 @@ def _choose_windows(
 def _crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
     xp = windows.__array_namespace__()
     whole = xp.asarray([[*size, *size]], dtype=xp.float32)
-    parts = windows / whole
+    parts = windows.astype(float) / whole  # NumPy would do so, and jax in float32.
     return crop_boxes(batch, parts[:, :2], parts[:, 2:])
 
 
