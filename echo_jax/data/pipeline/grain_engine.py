@@ -104,6 +104,8 @@ class TimedFresh(WithFreshTime):
 
 
 class _TimedIterator(grain.DatasetIterator):
+    copies = True  # Its arrays are new for every element.
+
     def __init__(self, parent: grain.DatasetIterator, fresh_time: FreshTime):
         super().__init__(parent)
         self._time = fresh_time
@@ -127,6 +129,8 @@ class _FlattenLists(grain.IterDataset):
 
 class _FlattenIterator(grain.DatasetIterator):
     """Its state is the parent's state before the list, and a place in the list."""
+
+    copies = True  # As `_TimedIterator`.
 
     def __init__(self, parent: grain.DatasetIterator):
         super().__init__(parent)
