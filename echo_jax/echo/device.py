@@ -343,9 +343,9 @@ class DeviceEchoIterator(EchoIterator):
         place = self._place
         if self._layout is None:
             check_lists(batch, self._loader_rows)
-        layout = self._layout = self._layout or EchoBuffer.of(
-            batch, num_lanes=len(place.lanes), sharding=place.own
-        )
+            lanes = len(place.lanes)
+            self._layout = EchoBuffer.of(batch, num_lanes=lanes, sharding=place.own)
+        layout = self._layout
         if self._agreed is not None:
             self._agreed.check = layout.checked
         devices = layout.sharding.addressable_devices

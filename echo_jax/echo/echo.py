@@ -154,10 +154,11 @@ def echo(
     out as arrays of their own. Two uses never share writable memory.
 
     Args:
-      items: Yields pytrees of dicts, lists and tuples with array leaves, and does not
-        write into an item after it has yielded it. The echo's state can be saved if
-        its iterator has ``get_state`` and ``set_state``, or if it has ``state_dict``
-        and ``load_state_dict`` itself, like the loaders of PyTorch.
+      items: Yields pytrees of dicts, lists and tuples with array leaves. An item is
+        copied before the next one is asked for, so the iterator may refill its arrays.
+        The echo's state can be saved if its iterator has ``get_state`` and
+        ``set_state``, or if it has ``state_dict`` and ``load_state_dict`` itself, like
+        the loaders of PyTorch.
       spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by leaf
         along a new first axis. This is much faster than stacking them later. Items must

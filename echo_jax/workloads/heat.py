@@ -79,7 +79,10 @@ class Simulations:
 
     def __init__(self, num_records: int, seed: int):
         if num_records < 1:
-            raise ValueError(f"{num_records} simulations are none. Use at least 1.")
+            raise ValueError(
+                f"{num_records} simulations are none; set --config.data.train_examples "
+                "and --config.data.eval_examples to at least 1."
+            )
         self._num_records, self._seed = num_records, seed
 
     def __len__(self) -> int:

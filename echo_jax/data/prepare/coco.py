@@ -67,7 +67,14 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: As `prepare_images`.
+      PrepareError: A source is invalid, too much of it is bad, or the folder holds
+        something else.
+
+    Example:
+      >>> prepare_coco(
+      ...     ["train=instances_train2017.json:train2017"],
+      ...     Settings(out=Path("data/coco")),
+      ... )
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="coco")

@@ -159,7 +159,15 @@ def prepare_text(
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: As `prepare_images`.
+      PrepareError: A source is invalid, too much of it is bad, or the folder holds
+        something else.
+
+    Example:
+      >>> prepare_text(
+      ...     ["train=train.txt.xz", "validation=valid.txt.xz"],
+      ...     Settings(out=Path("data/wikitext2")),
+      ...     TextSettings(document="line"),
+      ... )
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="text", **text.options())

@@ -68,6 +68,12 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
 def read_info(folder: str | Path) -> dict[str, Any]:
     """Reads a folder's ``dataset.json``, and checks that its shards exist.
 
+    Args:
+      folder: The ``--out`` of ``echo-jax prepare``.
+
+    Returns:
+      The content of ``dataset.json``.
+
     Raises:
       PreparedError: The folder is unfinished or of another format, or a file is
         missing, a link, or of another size than when it was written.
@@ -110,8 +116,12 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 class Prepared:
     """The records of one split, by index; several threads may read at the same time.
 
-    It is pickled as folder and split, and a worker process opens it again. `info` is
-    the content of ``dataset.json``.
+    It is pickled as folder and split, and a worker process opens it again.
+
+    Attributes:
+      folder: The prepared folder.
+      split: The split's name.
+      info: The content of ``dataset.json``.
     """
 
     def __init__(self, folder: Path, split: str, info: dict[str, Any]):
@@ -170,7 +180,13 @@ class Prepared:
 
 
 def verify(folder: str | Path) -> int:
-    """Checks and counts the files of a prepared folder.
+    """Checks the hash of every file of a prepared folder, and counts its records.
+
+    Args:
+      folder: The ``--out`` of ``echo-jax prepare``.
+
+    Returns:
+      The number of checked files.
 
     Raises:
       PreparedError: A file has another hash, or another number of records.

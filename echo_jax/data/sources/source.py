@@ -79,7 +79,16 @@ class DescribedSource(RecordSource, Protocol):
 
 @dataclass(frozen=True)
 class Subset:
-    """The records of a source that `indices` names, in this order."""
+    """Some of the records of a source.
+
+    Attributes:
+      source: All records.
+      indices: The indices of the records to use, in this order.
+
+    Example:
+      >>> Subset([b"ab", b"cd", b"ef"], (2, 0))[0]
+      b'ef'
+    """
 
     source: RecordSource
     indices: Sequence[int]
@@ -142,7 +151,12 @@ def open_source(
 
 
 def is_made_by_others(source: str) -> bool:
-    """Returns whether ``data.source`` names a third-party dataset or a user's class."""
+    """Returns whether ``data.source`` names a third-party dataset or a user's class.
+
+    Example:
+      >>> is_made_by_others("hf:rotten_tomatoes"), is_made_by_others("data/cifar10")
+      (True, False)
+    """
     scheme, colon, _ = source.partition(":")
     return bool(colon) and scheme in _SCHEMES
 
