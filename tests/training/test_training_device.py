@@ -93,10 +93,11 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
 
 
 def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_path):
-    options = {**CAPPED, "updates": 24, "log_every": 1, "eval_every": 15}
+    options = {**CAPPED, "updates": 24, "log_every": 1, "eval_every": 10}
     workload = make_workload(tiny_config(**options))
     goes_on, opened, evaluated = threading.Event(), itertools.count(), itertools.count()
-    # 5 fresh batches, 3 uses each: 15 updates are possible, and the next must wait.
+    # 5 fresh batches, 3 uses each: 15 updates are possible, and the next must wait. If
+    # they came late, some uses are a reserve, and it waits earlier.
     later = threading.Timer(0.5, goes_on.set)
 
     def fresh_dataset(shard=None):
@@ -122,7 +123,7 @@ def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_
     seen = {name for name in names if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
     tape = ej.DecisionLog.from_text((tmp_path / "tape.json").read_text())
-    assert sum(tape[:16]) == 6
+    assert sum(tape[:11]) == 5 and sum(tape[:16]) >= 6
     later.join()
 
 
