@@ -17,6 +17,7 @@ search, not the result of one.
 Variants, joined by commas:
 
     c4           Common Crawl instead, for 60,000 updates
+    crawl        the same of a prepared folder, data/crawl
     wikitext103  a prepared folder, data/wikitext103
     wikitext2    a prepared folder, data/wikitext2
     gpt2         GPT-2 small (124,439,808 parameters), data/text, of --block 1024
@@ -100,6 +101,12 @@ def _make_c4(config: ConfigDict) -> None:
     config.data.source = "tfds:c4/en"
     config.data.tokenizer = "data/c4/tokenizer.model"
     config.model.seq_len = 256
+
+
+def _make_crawl(config: ConfigDict) -> None:
+    _make_c4(config)
+    config.data.source = "data/crawl"
+    config.data.tokenizer = ""  # that of the folder
 
 
 def _make_prepared(config: ConfigDict) -> None:
@@ -248,6 +255,7 @@ def _refuse_augmentation(config: ConfigDict) -> None:
 _OWN = {
     "lm1b": lambda config: None,
     "c4": _make_c4,
+    "crawl": _make_crawl,
     "wikitext103": _make_wikitext103,
     "wikitext2": _make_wikitext2,
     "gpt2": _make_gpt2,

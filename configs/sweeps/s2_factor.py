@@ -22,6 +22,8 @@ from echo_jax.config.study import default_study
 
 # Updates that a trial may take, and between evaluations: smaller batches need more.
 _UPDATES = {8: (6000, 25), 32: (1600, 10), 128: (800, 5)}
+# Choi et al. 2019, figure 5: a Transformer on LM1B, B = 1,024.
+_PAPER = {"e2": 0.516, "e4": 0.312, "e8": 0.347, "e16": 0.392}
 
 VARIANTS = ("8", "32", "128", "decay", "tiny")
 
@@ -46,6 +48,7 @@ def get_config(variant: str = "32") -> ConfigDict:
     study = default_study(
         f"How large an echo factor may be: byte-level LM, B = {batch_size}", base, arms
     )
+    study.paper = ConfigDict(_PAPER)
     search_space(study, tiny=is_tiny)
     study.falsifiers = (
         less_than("baseline", "e4", "the tuned baseline matches e = 4"),

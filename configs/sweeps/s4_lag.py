@@ -21,6 +21,9 @@ from sweep_parts import byte_lm, check_variant, less_than, search_space, small_r
 from echo_jax.config.study import default_study
 
 _LAGS = {"8": (4, 16, 64), "32": (4, 16, 64), "long": (16, 256, 1000), "tiny": (4,)}
+# Choi et al. 2019, figures 7 and 3: echoed batches on LM1B and on CIFAR-10. The other
+# arms of the paper have its shuffle buffer.
+_PAPER_LM, _PAPER_CIFAR = {"lag_1": 0.684}, {"lag_1": 0.848}
 
 VARIANTS = ("8", "32", "cifar", "long", "tiny")
 
@@ -59,7 +62,9 @@ def get_config(variant: str = "32") -> ConfigDict:
             less_than("lag_16", "lag_256", "256 are worth no more than 16", 0.0),
             less_than("lag_256", "lag_1000", "1,000 are worth no more than 256", 0.0),
         )
-    elif not is_tiny:
+    else:
+        study.paper = ConfigDict(_PAPER_LM)
+    if not is_long and not is_tiny:
         study.falsifiers = _falsifiers("lag_4", "lag_64")
     return study.lock()
 
@@ -74,6 +79,7 @@ def _on_cifar() -> ConfigDict:
     )
     search_space(study)
     study.search.points = 8
+    study.paper = ConfigDict(_PAPER_CIFAR)
     study.falsifiers = _falsifiers("lag_16", "lag_62")
     return study.lock()
 

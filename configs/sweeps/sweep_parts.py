@@ -1,4 +1,4 @@
-"""Common parts of the sweeps: how a study starts, and the arms of the figures."""
+"""Common parts of the sweeps: how a study starts, its arms, and its search."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,11 @@ from echo_jax.config.study import default_study, set_arms
 _CONFIGS = Path(__file__).parents[1]
 
 _BASELINE = {"echo": {"factor": 1.0}}
-_SHUFFLED = {"echo": {"factor": 2.0, "order": "window_shuffle"}}
+# The paper's own shuffle buffer, which holds uses.
+_SHUFFLED = {"echo": {"factor": 2.0, "order": "shuffle_buffer"}}
 _PLACEMENTS = {
     "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "window_shuffle"}},
+    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle_buffer"}},
     "before": _SHUFFLED,
     "example": _SHUFFLED,  # of text, which has no augmentation to be before
     "spread": {"echo": {"factor": 2.0, "order": "spread"}},
@@ -51,7 +52,14 @@ def placement_arms(*names: str) -> dict[str, Any]:
 
 
 def placement_study(
-    name: str, config: str, variant: str, updates: Mapping[str, int]
+    name: str,
+    config: str,
+    variant: str,
+    *,
+    points: int,
+    paper: Mapping[str, float],
+    updates: Mapping[str, int],
+    decay_updates: Sequence[int] = (),
 ) -> ConfigDict:
     """Returns a study of every placement: Choi et al. 2019, figure 3, and `spread`.
 
@@ -59,7 +67,11 @@ def placement_study(
       name: Its title.
       config: The file of the config of its runs, such as ``"cifar.py"``.
       variant: ``""`` or ``"tiny"``.
-      updates: Those that an arm may take, where it needs more than the base has.
+      points: Number of points of a search.
+      paper: The paper's ratios of an arm's fresh examples to the baseline's.
+      updates: Maximum updates of each arm that needs more than the base has. The drops
+        of a piecewise learning rate move in proportion.
+      decay_updates: Lengths of a linear decay to search over, if any.
     """
     check_variant(variant, ("tiny",))
     study = start_study(name, f"{config}:tiny" if variant else config)
@@ -67,6 +79,11 @@ def placement_study(
     set_arms(study, placement_arms("batch", "after", "before", "spread"))
     for arm, most in () if variant else updates.items():
         study.arms[arm].updates = most
+        if drops := study.base.optim.boundaries:
+            scaled = tuple(at * most // study.base.updates for at in drops)
+            study.arms[arm].optim = ConfigDict({"boundaries": scaled})
+    search_like_paper(study, points, decay_updates=decay_updates, tiny=bool(variant))
+    study.paper = ConfigDict(dict(paper))
     return study.lock()
 
 
@@ -82,7 +99,7 @@ def buffer_arms(
     """
     arms = placement_arms()
     for size in batches:
-        order = "consecutive" if size == 1 else "window_shuffle"
+        order = "consecutive" if size == 1 else "shuffle_buffer"
         echo = {**_PLACEMENTS["batch"]["echo"], "order": order, "buffer": size}
         arms[f"batch_{size}"] = {"echo": echo}
     for size in items:
@@ -101,7 +118,7 @@ def factor_arms(updates: Mapping[int, int]) -> dict[str, Any]:
     for factor, most in updates.items():
         name = "baseline" if factor == 1 else f"e{factor:02}"
         # Without an echo the order is that of the records, which are shuffled already.
-        order = "consecutive" if factor == 1 else "window_shuffle"
+        order = "consecutive" if factor == 1 else "shuffle_buffer"
         arms[name] = {"echo": {"factor": float(factor), "order": order}}
         if most:
             arms[name]["updates"] = most
@@ -174,6 +191,46 @@ def search_space(study: ConfigDict, *, tiny: bool = False) -> None:
     study.search.space = ConfigDict({"optim": spaces[study.base.optim.name]})
     study.search.points, study.search.repeats = (2, 2) if tiny else (16, 3)
     study.confirm.streams = 2 if tiny else 8
+
+
+def tiny_target(study: ConfigDict) -> None:
+    """Sets a loss that the small run on bytes, ``lm.py:tiny``, reaches."""
+    study.base.target, study.base.stop_at_target = 3.9, True
+    study.base.eval_every = 10
+
+
+def search_like_paper(
+    study: ConfigDict,
+    points: int,
+    *,
+    repeats: int = 5,
+    streams: int = 1,
+    decay_updates: Sequence[int] = (),
+    tiny: bool = False,
+) -> None:
+    """Sets the search of Choi et al. 2019, section 3: every arm tuned, five times.
+
+    The paper states no ranges. Here the learning rate is within a factor of 16 of the
+    config's, and 1 - momentum is between 0.01 and 0.5.
+
+    Args:
+      study: From `start_study`, with its base complete.
+      points: Number of points of a search; the paper took 100 or 50.
+      repeats: Number of searches of each arm.
+      streams: Number of new seeds on which the best point of each search is trained.
+      decay_updates: Lengths of a linear decay to search over, if any.
+      tiny: Whether it is for a smoke test.
+    """
+    optim = study.base.optim
+    space = {
+        "lr": f"log:{optim.lr / 16:g}:{optim.lr * 16:g}",
+        "b1" if optim.name == "adamw" else "momentum": "log1m:0.01:0.5",
+    }
+    if decay_updates and not tiny:
+        space["decay_updates"] = "choice:" + ",".join(map(str, decay_updates))
+    study.search.space = ConfigDict({"optim": space})
+    study.search.points, study.search.repeats = (2, 1) if tiny else (points, repeats)
+    study.confirm.streams = 1 if tiny else streams
 
 
 def less_than(arm: str, other: str, says: str, bound: float = 1.0) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def default_study(
     # change is refused once there are trials. Each is a dict of says, arm, over and
     # below (the bound); see `echo_jax.searches.comparison.Falsified`.
     study.falsifiers = ()
-    # Published ratios of an arm's fresh examples to the baseline's.
+    # Published ratios of an arm's fresh examples to the baseline's. Without a target:
+    # published differences of the last value from the baseline's.
     study.paper = ConfigDict()
     return study
 

@@ -131,7 +131,8 @@ class Search:
     falsifiers: Sequence[Falsified]
     # The environments on which trials were made.
     environments: Sequence[Mapping[str, Any]]
-    # Published ratios to a baseline's fresh examples, by arm.
+    # Published ratios to a baseline's fresh examples, by arm. Without a target:
+    # published differences from the baseline's last value.
     paper: Mapping[str, float]
 
     @property

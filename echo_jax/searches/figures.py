@@ -173,7 +173,8 @@ def _ratios(search: Search) -> Figure:
             if not math.isnan(interval.low):
                 ax.plot(interval[1:], [place] * 2, color="#000000", lw=1.4)
             ax.plot(interval.value, place, "o", color="#000000", ms=5)
-            if neutral and interval is arm.fresh and arm.name in search.paper:
+            is_published = interval is arm.fresh or interval is arm.final
+            if is_published and arm.name in search.paper:
                 paper = search.paper[arm.name]
                 ax.plot(paper, place, "D", color="#D55E00", ms=6, mfc="none")
         ax.axvline(neutral, color="#777777", lw=1)
@@ -181,7 +182,7 @@ def _ratios(search: Search) -> Figure:
         ax.set_yticks(range(len(arms)), labels if ax is axes[0] else [])
         ax.invert_yaxis()
         ax.set_xlabel(label)
-    if search.has_target and search.paper:
+    if search.paper:
         axes[0].plot([], [], "D", color="#D55E00", mfc="none", label="Choi et al. 2019")
         figure.legend(frameon=False, fontsize=8, loc="outside lower left")
     return figure

@@ -33,7 +33,8 @@ def headings(search: Search) -> tuple[str, ...]:
     end = ("final", "best", "n")
     if not search.has_target:
         reads = "fresh examples, of the whole run"
-        return (*tuned, *searched, reads, "final less the baseline's", *end)
+        published = ("published",) if search.paper else ()
+        return (*tuned, *searched, reads, "final less the baseline's", *published, *end)
     seconds = tuple(f"s at R={ratio}" for ratio in _RATIOS)
     costs = ("fresh examples", "fresh, ratio", "updates, ratio", *seconds, "published")
     return (*tuned, *searched, *costs, *end)
@@ -64,6 +65,8 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
         reads = [trial.fresh[-1] for trial in arm.confirmed if trial.fresh]
         cells.append(f"{sum(reads) / len(reads):,.0f}" if reads else "—")
         cells.append(_interval(arm.final))
+        if search.paper:
+            cells.append(optional(search.paper.get(arm.name), "{:+.3g}"))
     cells += [optional(arm.mean(name), "{:.4g}") for name in ("final", "best")]
     return (*cells, arm.n)
 

@@ -40,8 +40,8 @@ VARIANTS = {
     "heat": ["adaptive", "spread", "tiny"],
     "large_batch": ["echo", "tiny"],
     "lm": [
-        *("bytes", "c4", "example", "gpt2", "gpt2,tiny", "tiny", "tiny,device"),
-        *("wikitext103", "wikitext2", "wikitext2,tiny"),
+        *("bytes", "c4", "crawl", "crawl,tiny", "example", "gpt2", "gpt2,tiny"),
+        *("tiny", "tiny,device", "wikitext103", "wikitext2", "wikitext2,tiny"),
     ],
     "quickstart": ["bursty", "fed", "storage", "tiny", "which"],
     "shapes": ["tiny"],
@@ -50,11 +50,13 @@ VARIANTS = {
     "sweeps/cifar_echo_factor": ["tiny"],
     "sweeps/cifar_placement": ["tiny"],
     "sweeps/coco_placement": ["tiny"],
+    "sweeps/equal_budget": ["imagenet", "tiny"],
     "sweeps/imagenet_batch_size": ["4096", "tiny"],
-    "sweeps/imagenet_echo_factor": ["tiny"],
+    "sweeps/imagenet_echo_factor": ["seconds", "tiny", "tiny_seconds"],
     "sweeps/imagenet_placement": ["tiny"],
     "sweeps/lm_batch_size": ["64", "tiny"],
     "sweeps/lm_buffer": ["tiny"],
+    "sweeps/lm_crawl": ["tiny"],
     "sweeps/lm_echo_factor": ["4096", "tiny"],
     "sweeps/lm_seconds": ["2", "8", "tiny"],
     "sweeps/s1_placement": ["cifar", "tiny"],
@@ -138,6 +140,67 @@ def test_a_config_names_its_variants_and_the_command_that_runs_it(file):
         module.get_config(variant)
     text = ast.get_docstring(ast.parse((CONFIGS / f"{file}.py").read_text()))
     assert f"--config configs/{file}.py --workdir" in text
+
+
+# A study of a figure, the rows of the paper's file, and the arm of each variant there.
+PAPER = [
+    ("cifar_batch_size:128", "3c", "batch after before"),
+    ("cifar_buffer", "3c", "batch_1 - before_10000"),
+    ("cifar_echo_factor", "3c", "- - e02"),
+    ("cifar_placement", "3c", "batch after before"),
+    ("coco_placement", "3e", "batch after before"),
+    ("imagenet_batch_size:256", "6b 256", "batch after before"),
+    ("imagenet_batch_size:1024", "6b 1024", "batch after before"),
+    ("imagenet_batch_size:4096", "6b 4096", "batch after before"),
+    ("imagenet_batch_size:16384", "6b 16384", "batch after before"),
+    ("imagenet_echo_factor", "4-fresh", "e02 e03 e04 e05"),
+    ("imagenet_placement", "3d", "batch after before"),
+    ("lm_batch_size:64", "6a 64", "batch example"),
+    ("lm_batch_size:256", "6a 256", "batch example"),
+    ("lm_batch_size:1024", "3a", "batch example"),
+    ("lm_batch_size:4096", "6a 4096", "batch example"),
+    ("lm_buffer", "7a", "batch_1 batch_10 batch_100 - - -"),
+    ("lm_buffer", "7b", "example_100000 example_1000000 example_10000000"),
+    ("lm_crawl", "3b", "batch example"),
+    ("lm_echo_factor", "5a", "e02 e04 e08 e16"),
+    ("lm_echo_factor:4096", "5b", "e02 e04 e08 e16"),
+    ("s2_factor", "5a", "e2 e4 e8 e16"),
+]
+
+
+@pytest.mark.parametrize(("name", "figure", "arms"), PAPER)
+def test_the_paper_s_values_are_those_of_its_figures(name, figure, arms):
+    study = load(f"sweeps/{name}")
+    key, _, size = figure.partition(" ")
+    found = json.loads((ROOT / "results/paper/choi2019_figures.json").read_text())
+    rows = [
+        row for row in found[key] if row["e"] > 1 and size in ("", str(row["batch"]))
+    ]
+    expected = {
+        arm: 1 / row["speedup_fresh"]
+        for arm, row in zip(arms.split(), rows, strict=False)
+        if arm != "-"
+    }
+    assert expected
+    for arm, ratio in expected.items():
+        assert study.paper[arm] == pytest.approx(ratio, abs=1e-3), arm
+        assert arm in study.arms
+    named = [each for each, *_ in PAPER]
+    if named.count(name) == 1:
+        assert {*study.paper} == {*expected}
+
+
+def test_an_equal_budget_is_one_of_fresh_examples():
+    for variant in ("lm", "imagenet"):
+        study = load(f"sweeps/equal_budget:{variant}")
+        budget = study.base.updates * study.base.batch_size
+        for name, arm in study.arms.items():
+            if name == "baseline":
+                continue
+            buffer = 0 if name == "batch" else study.base.echo.buffer
+            uses = arm.updates * study.base.batch_size + buffer
+            assert 0 <= budget - uses / arm.echo.factor < study.base.batch_size
+        assert {*study.paper} == {*study.arms} - {"baseline"}
 
 
 @pytest.fixture

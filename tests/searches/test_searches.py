@@ -144,6 +144,20 @@ def test_the_command_says_what_each_arm_needed(make, tmp_path, capsys):
     assert "evaluation perplexity" in texts(out, "curves")
 
 
+def test_without_a_target_published_differences_are_beside_those_measured(
+    make, tmp_path
+):
+    write_search_markdown(read_search(make(target=0.0)), run_folder(tmp_path) / "t.md")
+    lines = (tmp_path / "t.md").read_text().splitlines()
+    names, _, *arms = [line.split(" | ") for line in lines if line.startswith("|")]
+    at = names.index("published")
+    assert names[at - 1] == "final less the baseline's"
+    assert [arm[at] for arm in arms] == ["—", "+0.312"]
+    change(tmp_path / "a", lambda m: m.update(paper={}))
+    write_search_markdown(read_search(tmp_path / "a"), run_folder(tmp_path) / "t.md")
+    assert "published" not in (tmp_path / "t.md").read_text()
+
+
 def test_streams_that_missed_the_target_or_met_it_at_once_are_counted(make, tmp_path):
     # The first met it before its first update, which counts as one.
     costs = {**COSTS, "spread": [[1e-9, 120, 0], [95, 100, 104]]}
