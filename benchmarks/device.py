@@ -14,10 +14,11 @@ import numpy as np
 import echo_jax as ej
 from benchmarks.harness import Result
 from echo_jax.echo.device import DeviceFeed, EchoBuffer
-from echo_jax.echo.plans import Uses, make_plan, outputs_of
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import Uses, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stores.device import jitted_write
-from echo_jax.echo.upstream import PeekedIterator
+from echo_jax.echo.upstream import ReadAhead
 
 _FACTOR = 4
 _BATCH = 128
@@ -49,7 +50,7 @@ def make_feed(
     **options: Any,
 ) -> DeviceFeed:
     """Makes a feed for some batches, on all devices; 0 lanes: one for each of them."""
-    source = PeekedIterator(source)
+    source = ReadAhead(source, depth=0)
     first = source.peek()
     rows = len(jax.tree.leaves(first)[0])
     buffer = EchoBuffer.of(first, num_lanes=num_lanes)

@@ -42,10 +42,10 @@ class DecisionLog(Sequence[bool]):
     ):
         """Makes a log of decisions in their order; ValueError for more than 2^28."""
         self.ends = tuple(ends)
-        if isinstance(decisions, bytearray):  # of 0 and 1, in a thousandth of the time
-            taken = np.frombuffer(bytes(decisions), bool)
-        else:
-            taken = np.fromiter(map(bool, decisions), bool)
+        # A bytearray of 0 and 1 takes a thousandth of the time.
+        if not isinstance(decisions, bytearray):
+            decisions = bytearray(map(bool, decisions))
+        taken = np.frombuffer(bytes(decisions), bool)
         self._packed, self._length = np.packbits(taken).tobytes(), taken.size
         if self._length > _MAX_DECISIONS:
             raise ValueError(
@@ -57,19 +57,17 @@ class DecisionLog(Sequence[bool]):
         return self._length
 
     def __getitem__(self, index: int | slice) -> Any:
+        place: Any = range(self._length)[index]
         if isinstance(index, slice):
             packed = np.frombuffer(self._packed, np.uint8)
-            bits = np.unpackbits(packed, count=self._length)
-            places = range(self._length)[index]
-            return DecisionLog(bits[index], [x for x in self.ends if x[0] in places])
-        place = range(self._length)[index]
+            bits = np.unpackbits(packed, count=self._length)[index]
+            return DecisionLog(bits, [end for end in self.ends if end[0] in place])
         return bool(self._packed[place // 8] >> (7 - place % 8) & 1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DecisionLog):
             return NotImplemented
-        mine, theirs = (self._length, self._packed), (other._length, other._packed)
-        return (*mine, self.ends) == (*theirs, other.ends)
+        return vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash((self._length, self._packed, self.ends))
@@ -86,12 +84,7 @@ class DecisionLog(Sequence[bool]):
         """
         bits = base64.b64encode(zlib.compress(self._packed)).decode()
         ends = [list(end) for end in self.ends]
-        return {
-            "version": _VERSION,
-            "decisions": self._length,
-            "bits": bits,
-            "ends": ends,
-        }
+        return {"version": _VERSION, "decisions": len(self), "bits": bits, "ends": ends}
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
@@ -136,10 +129,9 @@ class DecisionLog(Sequence[bool]):
             )
         try:
             log = cls(ends=[(at, rows) for at, rows in ends])
-            found = [0, *(at for at, _ in log.ends), decisions]
-            are_integers = all(type(x) is int for end in log.ends for x in end)
-            are_rows = are_integers and all(rows >= 0 for _, rows in log.ends)
-            if not are_rows or found != sorted(found):
+            places = [*(at for at, _ in log.ends), decisions]
+            are_counts = all(type(x) is int and x >= 0 for end in log.ends for x in end)
+            if not are_counts or places != sorted(places):
                 raise ValueError
         except (TypeError, ValueError) as error:
             raise ValueError(

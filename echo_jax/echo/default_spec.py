@@ -22,10 +22,9 @@ def chosen_spec(
     fits = free_bytes // _MEMORY_SHARE // max(size * bytes_per_item, 1)
     batches = max(1, min(_MAX_BATCHES, fits))
     whole = completed(spec, {**_CHOSEN, "buffer": batches * size, "batch_size": size})
+    size = f"{whole.buffer * bytes_per_item / 1e6:.1f} MB"
     logging.getLogger("echo_jax").info(
-        "The echo is %s. Its buffer takes %.1f MB.",
-        whole,
-        whole.buffer * bytes_per_item / 1e6,
+        "The echo is %s. Its buffer takes %s.", whole, size
     )
     return whole
 
@@ -47,8 +46,7 @@ def split_off_spec(state: Any, spec: AnySpec | None) -> tuple[dict[str, Any], An
 
 def free_memory() -> int:
     """Returns the free memory of the host or its container in bytes."""
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    free = [pages * size]
+    free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)

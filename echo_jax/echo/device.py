@@ -5,12 +5,8 @@ The host decides which slots are written and read (`echo_jax.echo.plans`). A jit
 donated function scatters every fresh host batch. Another one gathers each training
 batch, with a random key for every use. uint8 stays uint8 until the step casts it.
 
-`echo_batches` makes an iterator of device batches, for any trainer. A trainer that
-gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly::
-
-    with closing(DeviceFeed(host_batches, plan, EchoBuffer.of(host_batch))) as feed:
-        while (inputs := feed.take()) is not None:
-            state = step(state, feed.arrays, inputs)  # uses feed.buffer.draw
+`echo_batches` makes an iterator of device batches. `StepEcho` has the writes and reads
+as pure functions, for a step of your own.
 """
 
 import re
@@ -38,7 +34,6 @@ from echo_jax.echo.stores.batches import check_lists
 from echo_jax.echo.stores.device import Augment, EchoBuffer, jitted_write, split_over
 from echo_jax.echo.upstream import (
     Element,
-    PeekedIterator,
     ReadAhead,
     Reader,
     batch_size_of,
@@ -46,14 +41,7 @@ from echo_jax.echo.upstream import (
     length_of,
 )
 
-__all__ = [
-    "DeviceEchoIterator",
-    "DeviceFeed",
-    "EchoBuffer",
-    "StepEcho",
-    "echo_batches",
-    "plan_of_size",
-]
+__all__ = ["DeviceEchoIterator", "StepEcho", "echo_batches"]
 
 
 class _Slots:
@@ -79,10 +67,9 @@ class _Slots:
         slots, rows = slots[self._lanes], self.rewritten_rows
         for number, (batch, _, _) in enumerate(taken):
             into = slots[:, number * rows : (number + 1) * rows]
-            short = self.buffer.shortened(into)
             # It transfers the integers: a device_put of them would take longer.
             with jax.transfer_guard_host_to_device("allow"):
-                self.arrays = self._scatter(self.arrays, batch, short)
+                self.arrays = self._scatter(self.arrays, batch, into)
 
     def clear(self) -> None:
         # A failed write has donated them.
@@ -91,13 +78,7 @@ class _Slots:
 
 
 class DeviceFeed(Driver):
-    """The host side of a device echo: reads, sends ahead, and decides.
-
-    It decides together all batches that follow from the written rows, and hands them
-    out as views. It has ``counts``, ``tags`` (``int64[K, B]`` and ``int32[K, B]``),
-    ``log``, ``buffer``, ``get_state``, ``set_state`` and ``close`` as the iterator of
-    `echo_batches`.
-    """
+    """The host side of a device echo: reads, sends ahead, and decides."""
 
     def __init__(
         self,
@@ -111,22 +92,9 @@ class DeviceFeed(Driver):
         turn: Turn | None = None,
         agree: Callable[[Callable[[], bool]], bool] = lambda ask: ask(),
     ):
-        """Allocates the buffer; reads nothing yet.
-
-        Args:
-          iterable: Host batches, as `echo_batches` takes them.
-          plan: Decides.
-          buffer: Laid out for these batches, with any number of slots.
-          seed: Seed of the keys of uses; None for an input without keys.
-          prefetch: Host batches that a thread reads and sends ahead; see
-            `echo_batches`.
-          lanes: The plan's lanes that the buffer holds; all by default.
-          turn: The turn of an owner that has the feed as a part; its own by default.
-          agree: Decides with other processes whether optional rows are taken.
-
-        Raises:
-          ValueError: The buffer does not fit.
-        """
+        # It allocates the buffer, laid out for these batches, and reads nothing yet.
+        # Without a seed inputs have no keys. The buffer holds some of the plan's lanes,
+        # by default all.
         self.buffer = replace(buffer, num_slots=plan.num_slots)
         self.tags: UseInfo | None = None
         self._seed = seed
@@ -150,37 +118,17 @@ class DeviceFeed(Driver):
 
     @property
     def arrays(self) -> Any:
-        """The slots, to be read by the caller's jitted function, and never donated.
-
-        `take` may replace them, so read this property after it.
-        """
+        """The slots, never donated; `take` may replace them."""
         return self._slots.arrays
 
     def take(self, num_batches: int = 1) -> np.ndarray | None:
-        """Decides the next batches, and waits for the rows that they need.
+        """Decides the next K batches; returns their integers, None at the end.
 
-        Args:
-          num_batches: K, at most the plan's ``max_batches``. A stream that ends within
-            K > 1 batches drops the last ones.
-
-        Returns:
-          The integers of every use, ``int32[K, 2, B]``, lane after lane: the slot in
-          its lane, and the number of the use of its item. With a ``seed``
-          ``int32[K, 4, B]``, with the two words of its random key, which follow from
-          (seed, fresh index, repeat). None at the end of the stream, whose last batch
-          may be smaller.
-
-        Raises:
-          ValueError: The plan was made for fewer batches.
+        They are ``int32[K, 2, B]``, lane after lane: the slot of each use in its lane,
+        and its number. With a seed ``int32[K, 4, B]``, with two words of a random key.
         """
-        most, uses = self.plan.max_batches, num_batches * self.plan.batch
-        if not 1 <= num_batches <= most:
-            fix = f"Make the plan with max_batches={num_batches}."
-            if num_batches < 1 or self.log is not None:
-                fix = "Use 1."
-            raise ValueError(
-                f"num_batches must be 1 to {most}, got {num_batches}. {fix}"
-            )
+        # A stream that ends within K > 1 batches drops the last ones.
+        uses = num_batches * self.plan.batch
         with self.turn:
             self.turn.check()
             found = self.next(uses)
@@ -223,14 +171,8 @@ def plan_of_size(
     buffer_bytes: int,
     max_batches: int = 1,
 ) -> Plan:
-    """Returns the plan of an echo, with the largest buffer that the memory holds.
-
-    ``buffer_bytes`` are over all lanes; 0 keeps ``spec.buffer``. `DeviceFeed.take` can
-    ask for ``max_batches`` together.
-
-    Raises:
-      ValueError: The memory is too small for any buffer.
-    """
+    """Returns the plan of an echo, with the largest buffer that the memory holds."""
+    # ``buffer_bytes`` are over all lanes; 0 keeps ``spec.buffer``.
 
     def make(buffer: int) -> Plan:
         own = replace(spec, buffer=buffer)
@@ -267,7 +209,7 @@ class DeviceEchoIterator(EchoIterator):
         timeout_s: float,
         **common: Any,
     ):
-        self._peeked, self._agreed = PeekedIterator(iterator), None
+        self._peeked, self._agreed = ReadAhead(iterator, depth=0), None
         if place.own is not place.sharding:
             self._agreed = AgreedIterator(iterator, place.sharding, timeout_s)
             self._peeked = self._agreed

@@ -116,11 +116,7 @@ class Epoch(NamedTuple):
 
 
 class Driver:
-    """Runs an echo; the owner of a driver holds its `turn` during every output.
-
-    Attributes:
-      uses: The decided uses.
-    """
+    """Runs an echo; the owner of a driver holds its `turn` during every output."""
 
     def __init__(
         self,
@@ -243,10 +239,9 @@ class Driver:
             self.plan.settle(self._at, self._reader.row)
             plan = self.plan.get_state()
             self.turn.consistent = True
-            oldest = self.plan.oldest()
-            upstream, first, read_in, later = self._reader.state_before(oldest)
-            # Above 0 it counts rows before the anchor, below 0 rows that are not read.
-            skip = self.plan.anchor() - first
+            anchor = self.plan.anchor()
+            upstream, first, read_in, later = self._reader.state_before(anchor)
+            skip = anchor - first
         state = {"plan": plan, "skip": skip, "upstream": upstream}
         if self.can_restart:
             passes = [list(each) for each in later]
@@ -264,16 +259,17 @@ class Driver:
                 not isinstance(state, Mapping)
                 or {*state, "epoch"} != {"epoch", "plan", "skip", "upstream"}
                 or type(state["skip"]) is not int
+                or state["skip"] < 0
             ):
                 raise ValueError(
                     f"{state!r:.200} is not the state of an echo: epoch, plan, "
-                    "upstream, and the integer skip; give what get_state returned"
+                    "upstream, and skip, an integer of at least 0; give what get_state "
+                    "returned"
                 )
             self._reader.check_resumable()
             epoch, ended, read_in, later = _epoch_of(state.get("epoch", {}))
             plan = self._plan_of(epoch)
             restored = plan.set_state(state["plan"])
-            self._check_skip(restored, state["skip"])
             self.turn.consistent = False
             self.plan, self.epoch = plan, epoch
             first = restored.first - state["skip"]
@@ -306,15 +302,6 @@ class Driver:
             self.plan = self._plan_of(epoch)
             self._follow(Uses.none())
             self.turn.ended = False
-
-    def _check_skip(self, restored: Restored, skip: int) -> None:
-        """Raises ValueError if the state's upstream is past an item in use."""
-        unread = restored.slots[:, : max(0, -skip)]
-        if -skip > restored.slots.shape[1] or (unread < self.plan.num_slots).any():
-            raise ValueError(
-                f"the state has skip={skip}, by which items in use would not be read "
-                "again; it is damaged"
-            )
 
     def _read_again(
         self, restored: Restored, skip: int, ended: bool, later: Mapping[int, Any]

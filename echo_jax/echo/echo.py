@@ -1,7 +1,6 @@
 """Echoes any Python iterator of pytrees on the host."""
 
 import operator
-import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten
 from echo_jax.echo.upstream import (
-    PeekedIterator,
+    ReadAhead,
     Reader,
     batch_size_of,
     iterator_of,
@@ -40,14 +39,14 @@ class HostEchoIterator(EchoIterator):
         if spec is not None and not stacked:
             spec = completed(spec)
         if spec is None or left_out(spec):
-            iterator = PeekedIterator(iterator)
+            iterator = ReadAhead(iterator, depth=0)
         super().__init__(iterator, spec, batch=batch or stacked, **common)
         self._stacked, self._prefetch = stacked, prefetch
         self._open()
 
     def _start(self, turn: Turn) -> Driver:
         if chooses := self._spec is None:
-            assert isinstance(self._iterator, PeekedIterator)
+            assert isinstance(self._iterator, ReadAhead)
             self._spec = _chosen(self._given, self._iterator)
         spec, batch, stacked = self._spec, self._batch, self._stacked
         ahead = prefetched(spec, self._prefetch)
@@ -79,7 +78,6 @@ class HostEchoIterator(EchoIterator):
             intake=self._store,
             depth=ahead * spec.batch_size,
         )
-        self._is_checked = not batch or stacked
         return Driver(self._reader, plan, self._store, turn)
 
     def _items(self, length: int) -> int:
@@ -98,19 +96,6 @@ class HostEchoIterator(EchoIterator):
             self._store.clear_one(slot)
         return item, UseInfo(int(uses.fresh_index[0, at]), int(uses.repeat[0, at]))
 
-    def _check_first(self) -> None:
-        if self._is_checked:
-            return
-        self._reader.ensure(1)
-        self._is_checked = True
-        if self._store.seems_stacked:
-            warnings.warn(
-                "each item that ej.echo(..., batch=True) stacks has the first axis "
-                f"{self._store.seems_stacked} in common in all of its leaves. If the "
-                "items are batches, use ej.echo_batches(loader, spec).",
-                stacklevel=3,
-            )
-
 
 def _next_multiple(size: int, row: int) -> int:
     return -(-row // size) * size
@@ -123,7 +108,7 @@ class _SizedEchoIterator(HostEchoIterator):
         return self.__length_hint__()
 
 
-def _chosen(spec: AnySpec | None, batches: PeekedIterator) -> AnySpec:
+def _chosen(spec: AnySpec | None, batches: ReadAhead) -> AnySpec:
     """Returns a spec, with what it leaves out chosen by the first batch."""
     try:
         leaves = [as_array(path, leaf) for path, leaf in flatten(batches.peek())]

@@ -49,9 +49,6 @@ class EchoIterator(Iterator[Any]):
         """Reads the decided uses at some places."""
         raise NotImplementedError
 
-    def _check_first(self) -> None:
-        """Warns of a first item that is of another echo."""
-
     def _items(self, length: int) -> int:
         """Returns how many items an upstream of a length gives, about."""
         return length
@@ -112,7 +109,6 @@ class EchoIterator(Iterator[Any]):
         driver, turn, began = self._open(), self._turn, perf_counter()
         with turn:
             turn.check()
-            self._check_first()
             size = driver.plan.batch if self._batch else 1
             found = driver.next(size)
             while found and self._drop_remainder and found[1] - found[0] < size:

@@ -21,7 +21,7 @@ import jax
 from jax._src import distributed  # The store has no public name.
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.echo.upstream import PeekedIterator, ReadAhead
+from echo_jax.echo.upstream import ReadAhead
 
 # The number of the next echo: processes make the same echoes in the same order.
 _numbers = itertools.count()
@@ -90,20 +90,14 @@ class Placement:
         return jax.tree.map(join, batch)
 
 
-class AgreedIterator(PeekedIterator):
+class AgreedIterator(ReadAhead):
     """Passes a value on once all processes have one, so all end or fail together."""
-
-    copies = True
 
     def __init__(
         self, iterator: Iterator[Any], sharding: NamedSharding, timeout_s: float
     ):
         # A process that is ahead reads on, so that slow batches even out.
-        ahead = ReadAhead(iterator, _AHEAD, timeout_s)
-        super().__init__(ahead)
-        self.close = ahead.close
-        if hasattr(self, "restart"):
-            self.restart = self._restart
+        super().__init__(iterator, _AHEAD, timeout_s)
         # Raises if this process cannot use a value.
         self.check: Callable[[Any], object] = lambda value: None
         self._client: Any = distributed.global_state.client
@@ -248,7 +242,7 @@ class AgreedIterator(PeekedIterator):
         self._decisions = itertools.count()
 
     def _restart(self) -> None:
-        self._source.restart()
+        super()._restart()
         self._agreed, self._end = False, None
 
     def _set_state(self, state: Any) -> None:

@@ -1,9 +1,6 @@
 """Schedules: how many times each fresh item is used, and when a batch is fetched.
 
-A factor is a rule from the index of a fresh item to its number of uses. All
-arithmetic is in integers, because floats miscount: ``floor(100 * 1.15)`` is 114,
-not 115. A `FetchSchedule` is the probability of a fetch at every update of a
-stochastic echo.
+Uses are counted in integers, because floats miscount: ``floor(100 * 1.15)`` is 114.
 """
 
 import itertools
@@ -23,12 +20,7 @@ _MAX_FACTOR = 10**6
 
 
 def exact_fraction(value: int | float | str | Fraction) -> Fraction:
-    """Returns the factor, at least 1, that a number or a string such as "7/3" means.
-
-    A float means the nearest fraction whose denominator is at most 10^6, so that
-    ``1.15`` is 23/20. Raises TypeError if the value is not a number or string, and
-    ValueError if it is not in [1, 10^6] or has a denominator over 10^6.
-    """
+    """Returns the factor that a number, or a string such as "7/3", means."""
     what = f"echo factor {value!r}"
     advice = "give a factor of at least 1, such as 2, 2.5 or '7/3'"
     if isinstance(value, np.integer | np.floating):
@@ -40,7 +32,7 @@ def exact_fraction(value: int | float | str | Fraction) -> Fraction:
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{what} is not a finite number; {advice}") from error
     rounded = fraction.limit_denominator(_MAX_DENOMINATOR)
-    if isinstance(value, float):
+    if isinstance(value, float):  # 1.15 means 23/20.
         fraction = rounded
     if not 1 <= fraction <= _MAX_FACTOR:
         raise ValueError(f"{what} is outside [1, {_MAX_FACTOR}]; {advice}")
@@ -76,16 +68,12 @@ Factor = int | float | str | Fraction | Mapping[int, int | float | str | Fractio
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers of uses of all items, as a pure function with a carry.
+    """The numbers of uses of all items, as a pure function with a carry."""
 
-    C(k) is as in `FactorByItem`. The carry is the fraction of C(k), in units of
-    1 / ``denominator``; it is the whole state.
-    """
-
-    # The first fresh index and the factor of each piece; if a function gives the
-    # factors, one piece with their bound.
-    starts: tuple[int, ...]
-    factors: tuple[Fraction, ...]
+    # The carry before item k is the fraction of C(k), as in `FactorByItem`, in units of
+    # 1 / denominator. A function gives one piece with the bound of its factors.
+    starts: tuple[int, ...]  # The first fresh index of each piece,
+    factors: tuple[Fraction, ...]  # and its factor.
     by_item: FactorByItem | None = None
     denominator: int = _MAX_DENOMINATOR
 
@@ -106,12 +94,7 @@ class Schedule:
         return max(self.factors)
 
     def total(self, num_items: int) -> int | None:
-        """Returns the uses of the first items; None if a function gives the factor.
-
-        Example:
-          >>> as_schedule({0: 1, 2: 2.5}).total(5)
-          9
-        """
+        """Returns the uses of the first items; None if a function gives the factor."""
         if self.by_item is not None:
             return None
         ends = [min(start, num_items) for start in (*self.starts, num_items)]
@@ -119,12 +102,7 @@ class Schedule:
         return math.floor(sum(map(operator.mul, self.factors, counts)))
 
     def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
-        """Returns the uses of items, ``int64[count]``, and the carry after them.
-
-        Example:
-          >>> as_schedule(2.5).uses(0, 4, carry=0)
-          (array([2, 3, 2, 3]), 0)
-        """
+        """Returns the uses of items, ``int64[count]``, and the carry after them."""
         units = np.cumsum(np.concatenate(([carry], self._units(start, count))))
         whole = units // self.denominator
         return np.diff(whole), int(units[-1] - whole[-1] * self.denominator)
@@ -224,8 +202,9 @@ class FetchSchedule:
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         for name in ("start", "end"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float | np.number)
-            if isinstance(value, bool) or not is_number:
+            if isinstance(value, bool) or not isinstance(
+                value, int | float | np.number
+            ):
                 raise TypeError(f"{name}={value!r} must be a number")
             if self.quantity == "p" and not 0 < value <= 1:
                 raise ValueError(f"{name}={value} must be a probability, in (0, 1]")

@@ -45,7 +45,7 @@ class Clock:
         # that span began.
         self._longest, self._longest_since = (0.0, 0), (0.0, 0)
         self._since, self._since_s = Totals(), 0.0
-        self._log_at, self._logged = math.inf, Totals()
+        self._log_at = math.inf
 
     def add(self, began: float, seen_s: float) -> bool:
         """Counts a draw, up to which its reader has waited; returns whether to log."""

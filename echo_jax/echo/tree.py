@@ -13,7 +13,6 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ class _Container(NamedTuple):
     static: Any
     children: list[Any]
     build: Callable[[list[Any]], Any]
-    names: Callable[[], list[str]]
+    names: Iterable[str]  # Made when they are asked for, once.
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -39,10 +38,8 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
         return function(tree)
     if kind is dict:
         return {key: tree_map(function, part) for key, part in tree.items()}
-    if kind is list:
-        return [tree_map(function, part) for part in tree]
-    if kind is tuple:
-        return tuple([tree_map(function, part) for part in tree])
+    if kind is list or kind is tuple:
+        return kind([tree_map(function, part) for part in tree])
     container = _opened(tree)
     if container is None:
         return function(tree)
@@ -54,7 +51,7 @@ def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
     container = _opened(tree)
     if container is None:
         return [(path, tree)]
-    parts = zip(container.names(), container.children, strict=True)
+    parts = zip(container.names, container.children, strict=True)
     return [leaf for name, part in parts for leaf in flatten(part, path + name)]
 
 
@@ -63,22 +60,20 @@ def lists_in(tree: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
     if type(tree) is list:
         yield path, tree
     if (container := _opened(tree)) is not None:
-        for name, part in zip(container.names(), container.children, strict=True):
+        for name, part in zip(container.names, container.children, strict=True):
             yield from lists_in(part, path + name)
 
 
 class Structure:
     """How a tree is built, without its leaves, like jax's ``PyTreeDef``."""
 
-    # Two dicts with equal keys have one structure, whatever the order of their keys.
-    # Trees that are built have the order of the first one.
+    # Dicts with equal keys in any order have one structure; it builds the first order.
 
     def __init__(self, tree: Any):
         container = _opened(tree)
         static, children, build, _ = container or (None, [], None, None)
         self._static, self._build = static, build
         self._parts = [Structure(child) for child in children]
-        self._is_flat = all(part._build is None for part in self._parts)
         self._keys = list(tree) if type(tree) is dict else None
 
     def columns(self, trees: list[Any]) -> list[list[Any]] | None:
@@ -110,8 +105,6 @@ class Structure:
         """Builds a tree of leaves in this structure's order."""
         if self._build is None:
             return next(leaves)
-        if self._is_flat:
-            return self._build([*islice(leaves, len(self._parts))])
         return self._build([part.build(leaves) for part in self._parts])
 
 
@@ -125,18 +118,20 @@ def _opened(tree: Any) -> _Container | None:
     if kind is list or kind is tuple:
         return _by_key(tree, range(len(tree)), kind)
     if tree is None:
-        return _Container(None, [], lambda _: None, list)
+        return _Container(None, [], lambda _: None, [])
     if kind is defaultdict:
         return _mapping(tree, partial(kind, tree.default_factory), tree.default_factory)
     if isinstance(tree, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
         # Not by its constructor, which may have a mind of its own.
-        fields = [f".{name}" for name in kind._fields]
-        return _Container(kind, list(tree), kind._make, lambda: fields)
+        return _Container(kind, list(tree), kind._make, (f".{x}" for x in kind._fields))
     if not isinstance(tree, Mapping):
         return _opened_by_jax(tree)
     # A Mapping that jax knows may come back from it with its keys sorted. Those that
     # their class cannot make of a dict are leaves.
-    for opened in (_opened_by_jax, _opened_as_dict):
+    for opened in (
+        _opened_by_jax,
+        lambda tree: _mapping(tree, lambda pairs: kind(dict(pairs))),
+    ):
         try:
             container = opened(tree)
             if container and _is_kept(tree, container):
@@ -144,11 +139,6 @@ def _opened(tree: Any) -> _Container | None:
         except Exception:  # Any error of a foreign class.
             continue
     return None
-
-
-def _opened_as_dict(tree: Mapping[Any, Any]) -> _Container:
-    kind: Any = type(tree)
-    return _mapping(tree, lambda pairs: kind(dict(pairs)))
 
 
 def _mapping(
@@ -161,9 +151,8 @@ def _mapping(
 def _by_key(
     tree: Any, keys: Sequence[Any], build: Callable[[list[Any]], Any], *static: Any
 ) -> _Container:
-    children = [tree[key] for key in keys]
-    static = (type(tree), keys, *static)
-    return _Container(static, children, build, lambda: [f"[{key!r}]" for key in keys])
+    children, names = [tree[key] for key in keys], (f"[{key!r}]" for key in keys)
+    return _Container((type(tree), keys, *static), children, build, names)
 
 
 def _is_kept(tree: Mapping[Any, Any], container: _Container) -> bool:
@@ -173,8 +162,7 @@ def _is_kept(tree: Mapping[Any, Any], container: _Container) -> bool:
         type(again) is type(tree)
         and list(again) == list(tree)
         and all(type(again[key]) is type(tree[key]) for key in tree)
-        and getattr(again, "__dict__", {}).keys()
-        == getattr(tree, "__dict__", {}).keys()
+        and {*getattr(again, "__dict__", ())} == {*getattr(tree, "__dict__", ())}
     )
 
 
@@ -183,16 +171,9 @@ def _opened_by_jax(tree: Any) -> _Container | None:
     util = getattr(sys.modules.get("jax"), "tree_util", None)
     if util is None:
         return None
-
-    def below(node: Any) -> bool:
-        return node is not tree
-
-    children, structure = util.tree_flatten(tree, is_leaf=below)
+    pairs, structure = util.tree_flatten_with_path(tree, lambda node: node is not tree)
+    children = [child for _, child in pairs]
     if len(children) == 1 and children[0] is tree:
         return None
-
-    def names() -> list[str]:
-        pairs, _ = util.tree_flatten_with_path(tree, is_leaf=below)
-        return [util.keystr(path) for path, _ in pairs]
-
+    names = (util.keystr(path) for path, _ in pairs)
     return _Container(structure, children, structure.unflatten, names)

@@ -262,51 +262,6 @@ def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
     return _LoaderIterator(iterable)
 
 
-class PeekedIterator(Iterator[Any]):
-    """An iterator that can show its next element before it is taken."""
-
-    def __init__(self, iterator: Iterator[Any]):
-        self.wrapped: Any = iterator
-        self._iterator: Any = iterator
-        self._source = Source(iterator)
-        self._peeked: list[Any] = []
-        if is_resumable(iterator):
-            self.get_state = self._get_state
-            self.set_state = self._set_state
-        if hasattr(iterator, "restart"):
-            self.restart = self._source.restart
-
-    @property
-    def reading_s(self) -> tuple[float, int]:
-        return self._iterator.reading_s
-
-    def peek(self) -> Any:
-        """Returns the next element, which stays the next one."""
-        if not self._peeked:
-            source = self._source
-            if is_resumable(self._iterator):
-                if source.lost is INTERRUPTED:
-                    source.restore(self._state, 0)
-                self._state = source.state()
-            self._peeked += source.pull(1)
-            source.lost = None
-        if not self._peeked:
-            raise StopIteration
-        return self._peeked[0]
-
-    def __next__(self) -> Any:
-        return self._peeked.pop() if self._peeked else next(self._iterator)
-
-    def _get_state(self) -> Any:
-        if self._source.refusal is not None:
-            raise self._source.refusal
-        return self._state if self._peeked else self._iterator.get_state()
-
-    def _set_state(self, state: Any) -> None:
-        self._peeked.clear()
-        self._source.restore(state, 0)
-
-
 # How long a reader that is closed waits for its thread, which may be in a slow read.
 _CLOSE_S = 5.0
 _CLOSED = "this echo was closed while it waited"
@@ -423,6 +378,17 @@ class Reader:
         """Rows that are read and not taken."""
         return self._waiting[-1][2] - self.row if self._waiting else 0
 
+    @property
+    def next_value(self) -> Any:
+        """The next value to be taken."""
+        return self._waiting[0][0]
+
+    def recover(self) -> None:
+        """Goes back to before an interrupted read, if that is possible."""
+        if self._source.lost is INTERRUPTED and self._resumable and not self._depth:
+            state, row, epoch, _ = self.state_before(self.row)
+            self.restore(state, row, epoch)
+
     def ensure(self, rows: int) -> None:
         """Reads until ``rows`` rows can be taken, or the upstream ends."""
         # An error of the upstream loses nothing: the next call asks it again.
@@ -519,10 +485,8 @@ class Reader:
             )
 
     def state_before(self, row: int) -> tuple[Any, int, int, list[tuple[int, Any]]]:
-        """Returns the last saved upstream state before a row, its row and its pass.
-
-        Also those at the starts of later passes, each after its number.
-        """
+        """Returns the last saved upstream state before a row, its row and its pass."""
+        # Also the states at the starts of later passes, each after its number.
         self.check_resumable()
         source, saved = self._source, self._saved
         if self._thread is None and not self._waiting:
@@ -617,16 +581,17 @@ class Reader:
 
 def name_of(iterator: Any) -> str:
     """Returns the name of a class of the user, not of one that we put around it."""
-    while isinstance(iterator, _LoaderIterator | PeekedIterator | ReadAhead):
+    while isinstance(iterator, _LoaderIterator | ReadAhead):
         iterator = iterator.wrapped
     return type(iterator).__name__
 
 
 class ReadAhead(Iterator[Any]):
-    """Passes on the values of an iterator, and reads the next value meanwhile."""
+    """Passes on the values of an iterator, and can show the next one before.
 
-    # So sending one value to a device does not delay the reading of the next. It has
-    # ``get_state`` and ``set_state`` if the iterator has both.
+    A thread reads up to ``depth`` values meanwhile, so that sending a value to a device
+    does not delay the reading of the next. It has a state if the iterator has one.
+    """
 
     copies = True
 
@@ -637,20 +602,26 @@ class ReadAhead(Iterator[Any]):
         self._reader = Reader(
             iterator, next_anchor=lambda row: row, depth=depth, timeout_s=timeout_s
         )
-        self.wrapped, self.leave = iterator, self._reader.leave
+        self.wrapped = iterator
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state
         if hasattr(iterator, "restart"):
-            self.restart = self._reader.begin_epoch
+            self.restart = self._restart
 
-    def __next__(self) -> Any:
-        """Returns the next value; a call after an error asks the iterator again."""
+    def peek(self) -> Any:
+        """Returns the next value, which stays the next one."""
         reader = self._reader
+        reader.recover()
         reader.ensure(1)
         if not reader.rows:
             raise StopIteration
-        ((value, _, _),) = reader.take(1)
+        return reader.next_value
+
+    def __next__(self) -> Any:
+        """Returns the next value; a call after an error asks the iterator again."""
+        value, reader = ReadAhead.peek(self), self._reader
+        reader.take(1)
         reader.read_on()
         return value
 
@@ -663,6 +634,13 @@ class ReadAhead(Iterator[Any]):
 
     def _set_state(self, state: Any) -> None:
         self._reader.restore(state, self._reader.row, self._reader.epoch)
+
+    def _restart(self) -> None:
+        self._reader.begin_epoch()
+
+    def leave(self) -> None:
+        """Ends a wait for other processes."""
+        self._reader.leave()
 
     def close(self) -> None:
         """Ends the thread; the iterator stays open."""

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.plans import outputs_of
+from echo_jax.echo.plans.base import outputs_of
 
 ORDERS = ("consecutive", "window_shuffle", "shuffle_buffer", "spread")
 FACTORS = {

@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 
 import echo_jax as ej
-from echo_jax.echo.plans import Lanes, outputs_of
+from echo_jax.echo.plans.base import outputs_of
+from echo_jax.echo.plans.lanes import Lanes
 
 
 class Driver:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from plan_driver import Driver
 
 import echo_jax as ej
-from echo_jax.echo.plans import AdaptivePlan, Lanes, Need
+from echo_jax.echo.plans import AdaptivePlan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.lanes import Lanes
 
 
 def make(args, replay=None, **options):

@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
-from echo_jax.echo.plans import Lanes, lane_spec, make_plan
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.lanes import Lanes, lane_spec
 
 LANES = 8
 
@@ -331,23 +332,3 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     with closing(feed):
         assert feed.take(1).shape[-1] == 6
         assert feed.take(2) is None  # Of 6 and of 4.
-
-
-@pytest.mark.parametrize(
-    ("spec", "most", "asked"),
-    [
-        (ej.EchoSpec(2, 96, "window_shuffle", 16), 4, 5),
-        (ej.EchoSpec(batch_size=16), 1, 0),
-        (ej.AdaptiveSpec(buffer=16, batch_size=16), 1, 2),
-    ],
-)
-def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked):
-    feed, _ = feed_of(spec, max_batches=most)
-    with closing(feed):
-        fix = f"Make the plan with max_batches={asked}." if most > 1 else "Use 1."
-        message = f"1 to {most}, got {asked}. {fix}"
-        with pytest.raises(ValueError, match=message):
-            feed.take(asked)
-        # Nothing was taken, and the feed goes on.
-        assert feed.take(most).shape[0] == most
-        assert feed.counts.uses == most * 16

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo import is_finite, what_is_bad
+from echo_jax.echo.finite import is_finite, what_is_bad
 
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64")
 SPECS = {

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import echo_jax as ej
-from echo_jax.echo import mix
+from echo_jax.echo.keys import mix
 from echo_jax.echo.laws import CountingUpstream
-from echo_jax.echo.plans import lane_spec
+from echo_jax.echo.plans.lanes import lane_spec
 
 # Item.repeat of the first 32 uses, two batches of four a line; then of the uses 400 to
 # 407, long after the warm-up.

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from echo_cases import host_echo, specs, take
+from echo_cases import Fetched, host_echo, item_of, specs, take
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.config import check_config, default_config
-from echo_jax.echo import mix
+from echo_jax.echo.keys import mix
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
-from echo_jax.echo.orders import ORDERS
+from echo_jax.echo.orders import ORDERS, Order, Piece
 from echo_jax.echo.plans import FixedPlan
 
 
@@ -145,3 +145,51 @@ def test_the_buffer_that_a_refusal_advises_is_the_smallest_that_does():
             ej.echo([], ej.EchoSpec(factor, advised - 1, "spread", batch_size))
         for buffer in (advised, advised + 1, 10 * advised):
             ej.echo([], ej.EchoSpec(factor, buffer, "spread", batch_size))
+
+
+# --- An order of one's own.
+
+
+class ReversedPairs(Order):
+    """The uses of items 1, 0, 3, 2, ..."""
+
+    name = "reversed_pairs"
+    sentence = "back to back, in pairs of items, the second one first"
+    stride = 2
+
+    def __post_init__(self):
+        self.num_slots = self.batch_size + 4
+        self.window = self.num_slots + 1
+
+    def pieces(self, round_, anchor, carry):
+        while True:
+            uses, after = self.schedule.uses(anchor, 2, carry)
+            index = np.repeat([anchor + 1, anchor], uses[::-1])
+            repeat = np.concatenate([np.arange(n) for n in uses[::-1]])
+            last = repeat == uses[index - anchor] - 1
+            yield Piece(round_, anchor, carry, index, repeat.astype(np.int32), last)
+            round_, anchor, carry = round_ + 1, anchor + 2, after
+
+    def most_rereads(self):
+        return 2
+
+    def broken(self, uses, due):
+        pairs = [index // 2 for index, _ in uses]
+        for position, (before, pair) in enumerate(itertools.pairwise(pairs)):
+            if pair < before:
+                yield f"at use {position + 1}", f"pair {before} or later", pair
+
+
+def test_a_new_order_is_one_class(monkeypatch):
+    with pytest.raises(ValueError, match=r"'reversed_pairs' is unknown; use one of 'c"):
+        ej.EchoSpec(2.5, 4, "reversed_pairs")
+    monkeypatch.setitem(ORDERS, ReversedPairs.name, ReversedPairs)
+    spec = ej.EchoSpec(2.5, 4, "reversed_pairs", batch_size=4)
+    assert list(ej.echo(range(4), spec)) == [1, 1, 1, 0, 0, 3, 3, 3, 2, 2]
+    assert_echo_laws(host_echo, spec, num_items=14)
+    # A fresh echo reads the first host batch to lay its buffer out.
+    options = {"max_rereads": 3, "make_item": item_of}
+    assert_echo_laws(Fetched, spec, num_items=14, **options)
+    with pytest.raises(AssertionError, match=r"law 6 .* pair 1 or later, got"):
+        spread = ej.EchoSpec(2.5, 8, "spread")
+        assert_echo_laws(lambda up, _: host_echo(up, spread), spec, laws=[6])

@@ -11,15 +11,9 @@ from plan_driver import Driver, assert_restores, batches_of
 
 import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
-from echo_jax.echo.plans import (
-    FixedPlan,
-    Lanes,
-    Need,
-    joined_state,
-    lane_spec,
-    make_plan,
-    split_state,
-)
+from echo_jax.echo.plans import FixedPlan, make_plan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.lanes import Lanes, joined_state, lane_spec, split_state
 
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 

@@ -5,13 +5,15 @@ import itertools
 import json
 import os
 from collections import deque
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import echo_jax as ej
 from benchmarks.simulation import service_times
-from echo_jax.echo.instrument import OptionNames
+from echo_jax.echo.instrument.advice import OptionNames
 
 # The echo factors that are measured.
 EACH = (1, 2, 3, 4)
@@ -97,7 +99,8 @@ class PrefetchingLoader:
         return BATCH
 
 
-def run(machine, loader, *, seconds=1000.0, **options):
+def run(machine, loader, *, step=None, thread_time=float, **options):
+    """Probes by the machine's clock; the thread's says for how long it computed."""
     done = []
 
     def on_progress(what, part):
@@ -105,9 +108,10 @@ def run(machine, loader, *, seconds=1000.0, **options):
         done.append(part)
         assert done == sorted(done) and part <= 1
 
-    options = {"now": machine.now, "cpu_now": lambda: 0.0, **options}
-    options.setdefault("on_progress", on_progress)
-    return ej.probe(loader, machine.step, seconds=seconds, **options)
+    options = {"seconds": 1000.0, "on_progress": on_progress, **options}
+    clock = SimpleNamespace(perf_counter=machine.now, thread_time=thread_time)
+    with mock.patch("echo_jax.echo.instrument.measure.time", clock):
+        return ej.probe(loader, step or machine.step, **options)
 
 
 def run_prefetching(load_s, step_s=1.0, capacity=4, **options):
@@ -283,7 +287,7 @@ def with_stages(options=None, **times):
         machine,
         PrefetchingLoader(machine, itertools.repeat(4.0), 4),
         stages={name: stage(*both) for name, both in times.items()},
-        cpu_now=lambda: clock["computed"],
+        thread_time=lambda: clock["computed"],
         options=options,
     )
 
@@ -375,8 +379,7 @@ def test_a_state_is_handed_on_and_never_waited_for():
         assert state.step == next(steps)
         return Donated(state.step + 1), {"loss": machine.step(batch)}
 
-    times = {"now": machine.now, "cpu_now": float, "seconds": 1000.0}
-    report = ej.probe(SleepingLoader(machine, 2.0), step, state=Donated(0), **times)
+    report = run(machine, SleepingLoader(machine, 2.0), step=step, state=Donated(0))
     assert (report.t_up_s, report.t_down_s) == (exactly(2.0), exactly(1.0))
 
 

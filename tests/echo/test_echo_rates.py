@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_echo_probe import exactly
 
 import echo_jax as ej
-from echo_jax.echo.instrument import ratio_interval, step_times
+from echo_jax.echo.instrument.rates import ratio_interval, step_times
 
 
 def test_the_model_by_hand():

@@ -10,7 +10,8 @@ from echo_cases import ORDERS, spec_of
 
 import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
-from echo_jax.echo.plans import Lanes, joined_state, make_plan
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.lanes import Lanes, joined_state
 
 LOAD = ej.FetchSchedule(start=0.5, end=0.5)
 SPECS = {order: spec_of(order, "7.3") for order in ORDERS} | {

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from plan_driver import Driver, batches_of
 
 import echo_jax as ej
-from echo_jax.echo.plans import Lanes, Need, StochasticPlan
+from echo_jax.echo.plans import StochasticPlan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.lanes import Lanes
 
 HALF = ej.FetchSchedule("p", "constant", 0.5, 0.5)
 

@@ -357,14 +357,11 @@ def test_slots_are_whole_tiles_and_keep_what_is_written(is_tiled):
     assert buffer.num_bytes == sum(x.nbytes for x in arrays)
     expected = [np.zeros((9, *x.shape[1:]), x.dtype) for x in rows]
     for slots in (range(8), [5, 12, 0, 8, 9, 3, 10, 1], range(1, 9), range(4, 12)):
-        short = buffer.shortened(np.array([slots], np.int32))
-        arrays = write(arrays, buffer.put(rows), short)
+        arrays = write(arrays, buffer.put(rows), np.array([slots], np.int32))
         rows = [x[::-1] for x in rows]
         for leaf, x in zip(expected, rows, strict=True):
             for row, slot in zip(x[::-1], slots, strict=True):
                 leaf[slot : slot + 1] = row  # Slots out of range are dropped.
-    two_lanes = np.array([[0, 1], [2, 3]], np.int32)
-    assert buffer.shortened(two_lanes).size == 4
     # As many as 51 large rows are read in parts.
     for slots in (np.arange(9)[::-1], rng.integers(0, 9, 51)):
         found = read(arrays, slots.astype(np.int32))

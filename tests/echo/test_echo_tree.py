@@ -15,8 +15,8 @@ from echo_cases import Stacked, host_batches, host_echo, spec_of
 from flax.core import FrozenDict
 
 import echo_jax as ej
-from echo_jax.echo import Structure, flatten, tree_map
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+from echo_jax.echo.tree import Structure, flatten, tree_map
 
 
 class Point(NamedTuple):

@@ -17,7 +17,7 @@ import pytest
 from echo_cases import LOAD, MODES, host_batches, host_echo
 
 import echo_jax as ej
-from echo_jax.echo import Turn
+from echo_jax.echo.driver import Turn
 from echo_jax.echo.laws import (
     Interrupted,
     assert_device_laws,

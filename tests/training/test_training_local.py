@@ -22,7 +22,8 @@ from tiny_workload import (
 
 import echo_jax as ej
 from echo_jax.config import check_config
-from echo_jax.echo.plans import make_plan, outputs_of
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import outputs_of
 from echo_jax.files import seal, unseal
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.feeds import HostBatching, stacked

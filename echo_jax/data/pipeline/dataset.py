@@ -15,9 +15,9 @@ perfectly.
 
 Both engines yield the same batches, shuffled or not, and both resume at any batch:
 
-    data.pipeline   above the echo             echo               below it
-    grain           threads or processes       on the host        one thread
-    tfdata          threads, in a tf.data map  in the graph       threads
+    data.pipeline   above the echo               echo and below it
+    grain           threads or processes         one thread
+    tfdata          threads, in a tf.data map    one thread
 
 The sequence is a function of the records, of ``after``, ``batch_size`` and ``seed``,
 and of the echo's spec. Engine, threads, workers and prefetching only change when a
@@ -39,7 +39,7 @@ from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Stages
 from echo_jax.echo.adapters import grain as echo_grain
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 
 def train_dataset(
@@ -51,11 +51,6 @@ def train_dataset(
         spec = replace(spec, batch_size=1)
     else:
         spec = shard.echo(replace(spec, batch_size=pipeline.batch_size))
-    if pipeline.engine == "tfdata" and isinstance(spec, EchoSpec):
-        # TensorFlow is an optional extra, and its import takes ten seconds.
-        from echo_jax.data.pipeline.tfdata_engine import TfdataBatches
-
-        return TfdataBatches(stages, pipeline, spec, shard)
     fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
     rows, ahead = shard.rows(pipeline.batch_size), None
     prefetch = pipeline.prefetch
@@ -97,6 +92,7 @@ def _fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> WithFreshTime:
     if pipeline.engine == "tfdata":
+        # TensorFlow is an optional extra, and its import takes ten seconds.
         from echo_jax.data.pipeline.tfdata_engine import tfdata_fresh
 
         return tfdata_fresh(stages, pipeline, shard, in_batches=in_batches)

@@ -1,53 +1,47 @@
-"""Echo for `tf.data`: the graph keeps and copies the elements, the host's plan decides.
+"""Echo in a `tf.data` graph: all uses of an element, before the next one is read.
 
-The plan runs as a Python function of a few integers, once for each chunk of elements.
 TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``; the first call imports it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from echo_jax.echo.spec import EchoSpec, completed
+import numpy as np
+
+from echo_jax.echo.counts import UseInfo
+from echo_jax.echo.spec import AnySpec, EchoSpec, check_spec, completed
 
 __all__ = ["echo"]
 
+_COUNTS_AT_ONCE = 1024
 
-def echo(
-    spec: EchoSpec,
-    *,
-    batch: bool = False,
-    drop_remainder: bool = False,
-    tags: bool = False,
-    state: Mapping[str, int] | None = None,
-) -> Callable[[Any], Any]:
-    """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
-    The sequence of uses is that of the host, and the same in every iteration.
+def echo(spec: EchoSpec, *, tags: bool = False) -> Callable[[Any], Any]:
+    """Repeats the elements of a `tf.data.Dataset`, back to back.
 
-    ``consecutive`` reads elements on demand. The other orders read chunks of elements:
-    first ``batch_size``, then twice as many each time, up to ``buffer / factor``.
-    A prefetch, which tf.data may add to any pipeline by itself, reads further ahead.
+    Follow it with ``dataset.shuffle(size)`` for the echo of Choi et al. 2019, section
+    2: of ``size`` uses a random one leaves. For the other orders and modes give a
+    dataset of batches to `echo_jax.echo_batches`, which echoes on the host, or to
+    `echo_jax.device.echo_batches`.
 
-    The iterator's state is TensorFlow's own, for `tf.train.Checkpoint`. Unlike the
-    states of the other backends it holds the elements in use. As a Python function
-    takes part, the dataset cannot be saved (``Dataset.save`` of its elements can) or
-    sent to the workers of tf.data's service.
+    Elements are read on demand. A prefetch, which tf.data may add to any pipeline by
+    itself, reads further ahead. The iterator's state is TensorFlow's own, for
+    `tf.train.Checkpoint`. A Python function counts the uses, so the dataset cannot be
+    saved (``Dataset.save`` of its elements can) or sent to the workers of tf.data's
+    service.
 
-    ``batch`` and ``drop_remainder`` are as in `echo_jax.echo`. With ``tags``, elements
-    are pairs of element and `echo_jax.UseInfo`: ``int64`` and ``int32``, of shape [],
-    or [B] in a batch. With a ``state``, that of the plan of an echo of this spec, the
-    uses after it follow. The dataset then begins with item ``state["anchor"]``: the
-    items in use are read again, as on the host.
+    Args:
+      spec: An `EchoSpec` of order ``consecutive``; its other fields but ``factor`` are
+        not used.
+      tags: Whether elements are pairs of element and `echo_jax.UseInfo`, ``int64`` and
+        ``int32`` of shape [].
 
     Returns:
-      A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises
-      TypeError if another order than ``consecutive`` would have to keep datasets,
-      optionals or other variants.
+      A function for `tf.data.Dataset.apply`. Elements may have any structure.
 
     Raises:
       ImportError: TensorFlow is not installed.
-      TypeError: The spec is not an `EchoSpec`.
-      ValueError: The order does not take this buffer, or the state is of another spec.
+      TypeError, ValueError: The spec is of another mode or order.
 
     Example:
       >>> import tensorflow as tf
@@ -55,13 +49,54 @@ def echo(
       >>> [int(element) for element in dataset]
       [0, 1, 1, 2]
     """
+    _check(check_spec(spec))
+    tf = load_tensorflow()
+
+    def count(carry: Any, index: Any) -> Any:
+        return spec.schedule.uses(index[0], _COUNTS_AT_ONCE, carry)
+
+    def number(carry: Any, index: Any) -> Any:
+        types = [tf.int64, tf.int64]
+        uses, after = tf.numpy_function(count, [carry, index], types, False)
+        uses = tf.ensure_shape(uses, index.shape)
+        return tf.ensure_shape(after, []), (index, uses)
+
+    def repeat(item: Any, numbers: Any) -> Any:
+        index, uses = numbers
+        repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
+        return repeats.map(lambda r: (item, UseInfo(index, r)) if tags else item)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(dataset: Any) -> Any:
+        indices = tf.data.Dataset.range(np.iinfo(np.int64).max)
+        indices = indices.batch(_COUNTS_AT_ONCE, drop_remainder=True)
+        numbers = indices.scan(np.int64(0), number).unbatch()
+        return tf.data.Dataset.zip((dataset, numbers)).flat_map(repeat)
+
+    return apply
+
+
+def load_tensorflow() -> Any:
+    """Imports TensorFlow, which takes ten seconds."""
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise ImportError(
+            "tf.data needs TensorFlow, which is not installed; run "
+            "pip install 'echo-jax[tfdata]'"
+        ) from error
+    return tensorflow
+
+
+def _check(spec: AnySpec) -> None:
+    way = "Use echo_jax.echo_batches(dataset, spec), on a dataset of batches."
     if not isinstance(spec, EchoSpec):
         raise TypeError(
             "a tf.data graph decides nothing while it runs, so it cannot carry out an "
-            f"{type(spec).__name__}; echo its elements on the host: "
-            "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
+            f"{type(spec).__name__}. {way}"
         )
-    # Imported here: TensorFlow is an extra, and its import takes ten seconds.
-    from echo_jax.echo.adapters.tfdata_graph import GraphEcho
-
-    return GraphEcho(completed(spec), batch, drop_remainder, tags, state)
+    if completed(spec).order != "consecutive":
+        raise ValueError(
+            f"in a tf.data graph the order must be 'consecutive', got {spec.order!r}. "
+            f"{way} Or shuffle the repeats: dataset.shuffle({spec.buffer or 1024})."
+        )

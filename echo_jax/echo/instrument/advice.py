@@ -103,38 +103,40 @@ class ProbeReport:
 
     def __str__(self) -> str:
         size, of, together_s = self.batch_size, self.steps, self.measured_s[1]
-        table = [
-            f"Loader alone  {_short(self.t_up_s):>9} per fresh batch"
-            + f" of {size} examples" * bool(size),
+        examples = f" of {size} examples" if size else ""
+        lines = [
+            f"Loader alone  {_short(self.t_up_s):>9} per fresh batch{examples}",
             f"Step alone    {_short(self.t_down_s):>9} per update: mean of {of.timed}",
         ]
         if of.slow:
             counts = "again and again: counted" if of.recur else "rarely: left out"
             times = f"{_short(of.slow_s)}, the others {_short(of.others_s)}"
-            table.append(f"{'':14}{of.slow} took {times} ({counts})")
+            lines.append(f"{'':14}{of.slow} took {times} ({counts})")
         waits = f"the accelerator is {self.waits(together_s)}"
-        table.append(f"Together      {_short(together_s):>9} per update: {waits}")
+        lines.append(f"Together      {_short(together_s):>9} per update: {waits}")
         if self.contention:
             delays = "of a fresh batch's time delays the step"
-            table.append(f"Contention    {self.contention:9.2f} {delays}")
+            lines.append(f"Contention    {self.contention:9.2f} {delays}")
         interval = f"{self.ratio_low:.2f} to {self.ratio_high:.2f}: 95 % interval"
         rounds = f"{len(of.round_means_s)} rounds"
-        table.append(f"R             {self.ratio:9.2f} ({interval} over {rounds})")
-        stages = ["Stages, per batch in one thread"] * bool(self.stages)
+        lines.append(f"R             {self.ratio:9.2f} ({interval} over {rounds})")
+        if self.stages:
+            lines += ["", "Stages, per batch in one thread"]
         for stage in self.stages:
             times = f"{_short(stage.wall_s):>9}   of it computing"
-            stages.append(f"  {stage.name:<12}{times} {_short(stage.cpu_s):>9}")
+            lines.append(f"  {stage.name:<12}{times} {_short(stage.cpu_s):>9}")
         unit = "per fresh example" if size else "per fresh batch"
         head = f"{'per update':>12}{unit:>20}{'measured per update':>22}"
-        factors = [f"{'Echo factor':<12}{head}"]
+        lines += ["", f"{'Echo factor':<12}{head}"]
         for factor, update_s in self.predicted_s.items():
             fresh = _short(factor * update_s / max(size, 1))
             seen = _short(self.measured_s[factor]) if factor in self.measured_s else ""
             row = f"{factor:<12g}{_short(update_s):>12}{fresh:>20}{seen:>22}"
-            factors.append(row.rstrip())
-        advice = ["Advice", *(_LINES.fill(f"- {each}") for each in self.advice)]
-        blocks = table, stages, factors, advice, [f"  {self.how}"] * bool(self.how)
-        return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+            lines.append(row.rstrip())
+        lines += ["", "Advice", *(_LINES.fill(f"- {each}") for each in self.advice)]
+        if self.how:
+            lines += ["", f"  {self.how}"]
+        return "\n".join(lines)
 
 
 def _short(value: float, units: Sequence[tuple[str, float]] = _TIMES) -> str:
@@ -167,7 +169,7 @@ class OptionNames:
 def advised(report: ProbeReport, options: OptionNames) -> ProbeReport:
     """Returns the report with its advice, and how to follow it."""
     sentences, how = [], ""
-    factor = report.advised_factor
+    factor, size = report.advised_factor, report.batch_size
     if factor == 1:
         sentences.append(
             f"Do not echo: echoed twice, an update takes {_short(report.predicted(2))} "
@@ -191,7 +193,6 @@ def advised(report: ProbeReport, options: OptionNames) -> ProbeReport:
     if factor > 1:
         after = _placement(report, options)
         sentences += _echo(report, options, after)
-        size = report.batch_size
         parts = {"buffer": _GOOD_LAG * size, "batch_size": size, "after": after}
         how = options.echo.format(factor=factor, **parts) if size else ""
     return replace(report, advice=tuple(sentences), how=how)
@@ -201,12 +202,12 @@ def _stage_fix(report: ProbeReport, options: OptionNames) -> str:
     """Returns advice on threads or processes that make the loader fast enough."""
     if not report.stages:
         return (
-            "Make the loader faster first, if you can: with more of "
-            f"{options.threads}, {options.workers} or {options.prefetch}. Echo what is "
-            "left."
+            f"Make the loader faster first, if you can: with more of {options.threads},"
+            f" {options.workers} or {options.prefetch}. Echo what is left."
         )
     slowest = max(report.stages, key=lambda stage: stage.wall_s)
-    is_waiting = slowest.cpu_s < slowest.wall_s / 2
+    waits_s, computes_s = slowest.wall_s - slowest.cpu_s, slowest.cpu_s
+    is_waiting = waits_s > computes_s
     work_s = sum(s.wall_s - s.cpu_s if is_waiting else s.cpu_s for s in report.stages)
     # How many threads or processes share the work now, and must to feed the step.
     now = max(round(work_s / report.t_up_s), 1)
@@ -225,20 +226,20 @@ def _stage_fix(report: ProbeReport, options: OptionNames) -> str:
     if needed <= now:
         fix = "more would not help, so echo behind it"
     return (
-        f"{slowest.name} waits {_short(slowest.wall_s - slowest.cpu_s)} per batch and "
-        f"computes {_short(slowest.cpu_s)}; now about {now} {at_a_time}: {fix}."
+        f"{slowest.name} waits {_short(waits_s)} per batch and computes "
+        f"{_short(computes_s)}; now about {now} {at_a_time}: {fix}."
     )
 
 
 def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:
     """Returns advice where, how often, and with which buffer to echo."""
-    factor = report.advised_factor
+    factor, together_s = report.advised_factor, report.measured_s[1]
     update_s = report.predicted(factor)
     where = f"after {after}" if after else "as early in the pipeline as you can"
     sentences = [
         f"Echo every example {factor:g} times, {where}: an update would take "
-        f"{_short(update_s)} instead of {_short(report.measured_s[1])}, and the "
-        f"accelerator be {report.waits(update_s)}."
+        f"{_short(update_s)} instead of {_short(together_s)}, and the accelerator be "
+        f"{report.waits(update_s)}."
     ]
     if report.contention:
         sentences[0] += f" {_saves_time(report, factor)}"
@@ -250,9 +251,8 @@ def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:
                 "If the loader takes the step's cores, fresh data is always ready, so "
                 f"give an adaptive echo {limits}."
             )
-    most = min(most for most in _UPDATES if factor <= most)
-    low, high = _UPDATES[most]
-    faster = update_s / report.measured_s[1]
+    low, high = next(found for most, found in _UPDATES.items() if factor <= most)
+    faster = update_s / together_s
     sentences.append(
         "If repeats are worth what they were to a tuned small language model, training "
         f"to the same loss takes {low * faster:.2f} to {high * faster:.2f} of the time."
@@ -273,10 +273,10 @@ def _echo(report: ProbeReport, options: OptionNames, after: str) -> list[str]:
 def _saves_time(report: ProbeReport, factor: float) -> str:
     # An update learns 1 / e + worth (1 - 1 / e) times as much as on fresh examples.
     faster = report.predicted(factor) / report.predicted(1)
+    worth = (faster - 1 / factor) / (1 - 1 / factor)
     return (
-        "That saves time if a repeat is worth more than "
-        f"{(faster - 1 / factor) / (1 - 1 / factor):.2f} of a fresh example; in the "
-        f"studies it was worth {LEAST_WORTH} or more."
+        f"That saves time if a repeat is worth more than {worth:.2f} of a fresh "
+        f"example; in the studies it was worth {LEAST_WORTH} or more."
     )
 
 

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
-Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
 
 MAX_IN_FLIGHT = 2
@@ -81,17 +79,16 @@ def time_calls(
     least: int = 2,
     most: int = 10_000,
     stride: int = 1,
-    now: Now = time.perf_counter,
 ) -> list[float]:
     """Returns the seconds of every call in a window."""
     # The window ends with a call, at a moment that does not depend on later ones, so
     # its expected time is its expected number of calls times the mean call, also if
     # calls differ widely (Wald). The window holds whole cycles of `stride` calls,
     # unless that takes more than twice its time.
-    ends = [now()]
+    ends = [time.perf_counter()]
     while True:
         call()
-        ends.append(now())
+        ends.append(time.perf_counter())
         calls, elapsed_s = len(ends) - 1, ends[-1] - ends[0]
         is_aligned = calls % stride == 0 or elapsed_s >= 2 * window_s
         if calls >= most or (calls >= least and elapsed_s >= window_s and is_aligned):
@@ -135,12 +132,8 @@ def time_in_turns(
     seconds: float,
     rounds: int = 5,
     tell: OnProgress = lambda what, done: None,
-    now: Now = time.perf_counter,
 ) -> tuple[Any, dict[str | float, list[list[float]]]]:
-    """Returns a batch, and the seconds of each call of each round.
-
-    The calls are "loader alone", "step alone", and both together at each echo factor.
-    """
+    """Returns a batch, and the seconds of every call by round: both alone, and by e."""
     tell("first step", _STAGES)
     steps(batch := next(loader))
     steps.finish()
@@ -150,21 +143,21 @@ def time_in_turns(
         calls[factor] = lambda source=source: steps(next(source))
     calls["step alone"] = lambda: steps(batch)
     times: dict[str | float, list[list[float]]] = {key: [] for key in calls}
-    share, started = (1 - _STAGES) / rounds / len(calls), now()
+    share, started = (1 - _STAGES) / rounds / len(calls), time.perf_counter()
     for number in range(rounds):
-        if number >= _LEAST_ROUNDS and now() - started > seconds:
+        if number >= _LEAST_ROUNDS and time.perf_counter() - started > seconds:
             break
         # The step changes places, so that a steady drift cancels.
         order = ["step alone", *calls][:-1] if number % 2 else calls
         for at, key in enumerate(order, number * len(calls)):
             what = key if isinstance(key, str) else f"both, echo factor {key:g}"
             tell(what, _STAGES + at * share)
-            timed, part_s = partial(time_calls, calls[key], now=now), share * seconds
-            timed(window_s=_SETTLE * part_s, least=MAX_IN_FLIGHT)
+            call, settle_s = calls[key], _SETTLE * share * seconds
+            time_calls(call, window_s=settle_s, least=MAX_IN_FLIGHT)
             stride = 1 if isinstance(key, str) else exact_fraction(key).numerator
-            window = timed(window_s=(1 - _SETTLE) * part_s, stride=stride)
+            window_s = share * seconds - settle_s
+            times[key].append(time_calls(call, window_s=window_s, stride=stride))
             steps.finish()
-            times[key].append(window)
     return batch, times
 
 
@@ -179,8 +172,6 @@ def probe(
     wait: Callable[[Any], None] | None = None,
     options: OptionNames | None = None,
     on_progress: OnProgress | None = None,
-    now: Now = time.perf_counter,
-    cpu_now: Now = time.thread_time,
 ) -> ProbeReport:
     """Measures how starved a trainer is, and advises a remedy.
 
@@ -203,8 +194,6 @@ def probe(
       wait: Waits for the output of a step, as ``jax.block_until_ready`` does.
       options: Names of the trainer's settings, for the advice.
       on_progress: Called with the next measurement, and the part done, from 0 to 1.
-      now: The clock, in seconds; for tests.
-      cpu_now: The CPU time of this thread, in seconds; for tests.
 
     Returns:
       The report; print it.
@@ -226,9 +215,19 @@ def probe(
     if not seconds > 0:
         raise ValueError(f"seconds={seconds} must be above 0; 20 is a good choice")
 
-    def advance(batch: Any) -> Any:
+    def update(batch: Any) -> Any:
         nonlocal state
-        result = step(state, batch)
+        try:
+            result = step(batch) if state is None else step(state, batch)
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            raise ValueError(
+                "the step writes into its batch, which an echo uses several times. "
+                "Have it write into a copy, such as np.array(batch)."
+            ) from error
+        if state is None:
+            return result
         if not (isinstance(result, tuple) and len(result) > 1):
             raise TypeError(
                 "with a state, the step must return (state, output), because a donated "
@@ -237,37 +236,24 @@ def probe(
         state, *output = result
         return output
 
-    started, stages = now(), stages or {}
+    started, stages = time.perf_counter(), stages or {}
     tell = on_progress or (lambda what, done: None)
     stage_times: list[StageTime] = []
     for number, (name, call) in enumerate(stages.items()):
         tell(f"stage {name}", _STAGES * number / len(stages))
         call()  # Excludes work that is done once, such as opening files.
-        began_s = cpu_now()
-        calls = time_calls(call, window_s=_STAGES * seconds / len(stages), now=now)
-        computed_s, wall_s = (cpu_now() - began_s) / len(calls), statistics.mean(calls)
+        began_s = time.thread_time()
+        calls = time_calls(call, window_s=_STAGES * seconds / len(stages))
+        computed_s = (time.thread_time() - began_s) / len(calls)
+        wall_s = statistics.mean(calls)
         # The two clocks differ a little.
         stage_times.append(StageTime(name, wall_s, min(computed_s, wall_s)))
-
-    def update(batch: Any) -> Any:
-        try:
-            return step(batch) if state is None else advance(batch)
-        except ValueError as error:
-            if "read-only" not in str(error):
-                raise
-            raise ValueError(
-                "the step writes into its batch, which an echo uses several times. "
-                "Have it write into a copy, such as np.array(batch)."
-            ) from error
-
     steps = BoundedSteps(update, wait or wait_for)
     most = max(2, max_uses)
     # Near the balance of loader and step, updates take longer than the model says.
     factors = sorted({1, 2, 1 + most // 2, most})
     with contextlib.closing(endless(upstream)) as loader:
-        batch, times = time_in_turns(
-            loader, steps, factors, seconds=seconds, tell=tell, now=now
-        )
+        batch, times = time_in_turns(loader, steps, factors, seconds=seconds, tell=tell)
     # A mean, not a median: a bursty storage is slow in its mean.
     mean_s = {key: statistics.mean(itertools.chain(*of)) for key, of in times.items()}
     measured_s = {factor: mean_s[factor] for factor in factors}
@@ -275,21 +261,20 @@ def probe(
     t_up_s, t_down_s = mean_s["loader alone"], alone.mean_s
     low, high = ratio_interval(times["loader alone"], alone)
     shared = contention(t_up_s, t_down_s, measured_s)
-    factor = advised_factor(t_up_s / t_down_s, max_uses, shared)
-    batch_size, batch_bytes = _size(batch)
+    size, num_bytes = _size(batch)
     report = ProbeReport(
         t_up_s=t_up_s,
         t_down_s=t_down_s,
+        steps=alone,
         contention=shared,
         ratio_low=low,
         ratio_high=high,
-        steps=alone,
-        batch_size=batch_size,
-        batch_bytes=batch_bytes,
+        batch_size=size,
+        batch_bytes=num_bytes,
         stages=tuple(stage_times),
         measured_s=measured_s,
-        advised_factor=round(factor, 1),
-        seconds=now() - started,
+        advised_factor=round(advised_factor(t_up_s / t_down_s, max_uses, shared), 1),
+        seconds=time.perf_counter() - started,
     )
     return advised(report, options or OptionNames())
 

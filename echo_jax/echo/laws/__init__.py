@@ -13,14 +13,13 @@ import numpy as np
 
 from echo_jax.echo.laws.checks import CHECKS
 from echo_jax.echo.laws.devices import assert_device_laws
+from echo_jax.echo.laws.failures import Interrupted as Interrupted
+from echo_jax.echo.laws.failures import interruption as interruption
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial, plan_run
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, completed
-from echo_jax.lazy import door
 
 __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
-
-__getattr__ = door(__name__, {"failures": ["Interrupted", "interruption"]})
 
 
 def assert_echo_laws(
@@ -98,23 +97,17 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
     if unknown := set(laws) - set(range(1, 12)):
         raise ValueError(f"there is no law {sorted(unknown)}; laws are 1 to 11")
     if max_rereads is None:
-        # The items that are still in use.
-        is_fixed = isinstance(spec, EchoSpec)
-        held = spec.buffer + spec.batch_size - 1
-        max_rereads = rounds_of(spec).most_rereads() if is_fixed else held
+        max_rereads = spec.buffer + spec.batch_size - 1  # the items still in use
+        if isinstance(spec, EchoSpec):
+            max_rereads = rounds_of(spec).most_rereads()
+    make_item, others = make_item or _recognisable_item, tuple(others)
     trial = Trial(
-        make_echo,
-        spec,
-        num_items,
-        make_item or _recognisable_item,
-        tuple(others),
-        read_ahead,
-        max_rereads,
+        make_echo, spec, num_items, make_item, others, read_ahead, max_rereads
     )
     runs = []
     if isinstance(spec, AdaptiveSpec) and spec.replay is None:
         # What the echo decides by itself, with the log of its whole run.
-        own = trial.run(states=4 in laws, pause_s=0.001)
+        own = replace(trial, pause_s=0.001).run(states=4 in laws)
         runs = [(replace(trial, spec=replace(spec, replay=own.log)), own)]
         coins = random.Random(spec.seed)
         _, log = plan_run(spec, num_items, lambda: coins.random() < 0.5)

@@ -78,9 +78,10 @@ def _economy(trial: Trial, record: Record) -> None:
             most = min(used_up + spec.buffer, math.inf if at_end else newest + 1)
         else:
             most = newest + 1 + spec.batch_size  # One batch may wait.
-        if reads > most + trial.read_ahead:
-            expected = f"at most {most + trial.read_ahead} upstream reads"
-            trial.fail(f"after {number} outputs", expected, reads)
+        most += trial.read_ahead
+        if reads > most:
+            where = f"after {number} outputs"
+            trial.fail(where, f"at most {most} upstream reads", reads)
 
 
 def _restore_anywhere(trial: Trial, record: Record) -> None:
@@ -94,18 +95,15 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
         trial.compare(what, saved.outputs[position:], again.outputs)
         rereads = again.reads[-1] - (saved.reads[-1] - saved.reads[position])
         if rereads > trial.max_rereads + trial.read_ahead:
-            expected = f"at most {trial.max_rereads} items read again"
-            trial.fail(what, expected, rereads)
+            trial.fail(what, f"at most {trial.max_rereads} items read again", rereads)
     # Then one run that is interrupted before each output.
-    echo, _ = trial.start()
-    outputs = []
+    state, outputs = saved.states[0], []
     for _ in saved.outputs:
-        state = echo.get_state()
-        close(echo)
         echo, _ = trial.start()
         echo.set_state(state)
         outputs += map(uses_of, itertools.islice(echo, 1))
-    close(echo)
+        state = echo.get_state()
+        close(echo)
     trial.compare("of a run restored again and again", saved.outputs, outputs)
 
 
@@ -187,8 +185,7 @@ def _broken_ring(
     else:
         least = most = math.inf
         decisions = [fetched for fetched, _ in batches_of(spec, num_items)]
-    used: Counter[int] = Counter()
-    before: set[int] = set()
+    used, batch = Counter[int](), []
     for number, takes in enumerate(decisions):
         where = f"in batch {number}"
         came = min(came + size * takes, num_items)
@@ -197,31 +194,27 @@ def _broken_ring(
         if takes and isinstance(spec, StochasticSpec):
             waiting = []
         count = min(size, came - taken + len(waiting))
-        batch, uses = uses[:count], uses[count:]
+        before, batch, uses = batch, uses[:count], uses[count:]
         fresh = range(taken, taken + sum(k >= taken for k in batch))
         taken = fresh.stop
         repeats = set(batch[len(fresh) :])
         if batch[: len(fresh)] != [*fresh]:
-            expected = f"fresh items from {fresh.start} on first"
-            yield where, expected, f"items {batch}"
+            yield where, f"fresh items from {fresh.start} on first", f"items {batch}"
         if came - taken > size * (most > 1):
             yield where, f"at most {size} fresh items left", came - taken
         if len(set(batch)) < len(batch):
             index, times = Counter(batch).most_common(1)[0]
             yield where, f"item {index} once", f"{times} times"
         if wrong := repeats.difference(waiting):
-            expected = (
-                f"repeats of items from {oldest} on, used fewer than {most} times"
-            )
-            yield where, expected, f"item {min(wrong)}"
+            due = f"repeats of items from {oldest} on, used fewer than {most} times"
+            yield where, due, f"item {min(wrong)}"
         # Items are drawn from the quarter that has waited longest. An item that was
         # just used is behind the middle, or up to a batch before it.
-        twice = {k for k in before & repeats if used[k] >= least}
+        twice = {k for k in repeats.intersection(before) if used[k] >= least}
         if len(waiting) >= 4 * size and twice:
-            expected = f"none of the batch before, as {len(waiting)} items wait"
-            yield where, expected, f"item {min(twice)}"
+            due = f"none of the batch before, as {len(waiting)} items wait"
+            yield where, due, f"item {min(twice)}"
         used.update(batch)
-        before = set(batch)
 
 
 def _agreement(trial: Trial, record: Record) -> None:
@@ -232,8 +225,9 @@ def _agreement(trial: Trial, record: Record) -> None:
 
 def _independence(trial: Trial, record: Record) -> None:
     """Law 8: timing, hidden state and other builds do not change the output."""
-    echoes = [trial.start()[0], trial.start(pause_s=0.001)[0]]
-    echoes += [replace(trial, make_echo=make).start()[0] for make in trial.others]
+    trials = [trial, replace(trial, pause_s=0.001)]
+    trials += [replace(trial, make_echo=make) for make in trial.others]
+    echoes = [each.start()[0] for each in trials]
     uses: list[list[Use]] = [[] for _ in echoes]
     # In turns, so that shared state of instances changes the output.
     in_turns = itertools.zip_longest(*(map(uses_of, echo) for echo in echoes))

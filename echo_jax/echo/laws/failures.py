@@ -10,7 +10,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
+from echo_jax.echo.laws.harness import END, Record, Trial, Use, bits_of, close, uses_of
 from echo_jax.echo.tree import tree_map
 
 # After this many failures in a row, the echo counts as refusing.
@@ -29,11 +30,10 @@ _NUM_RUNS, _NUM_LINES = 3, 90
 # thread, and the end of an unneeded thread.
 _ANSWER_S = _END_S = 10.0
 
-_NO_FAULT = contextlib.nullcontext()
-_PATHS = sysconfig.get_paths()
-_ECHO = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LAWS = os.path.dirname(__file__) + os.sep
-# Only the echo's own code is interrupted, not Python's library or packages.
+_ECHO = os.path.dirname(os.path.dirname(_LAWS)) + os.sep
+_PATHS = sysconfig.get_paths()
+# Only the code of an echo is interrupted, not Python's library or packages.
 _LEFT_ALONE = (_LAWS, _PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], "<")
 
 
@@ -41,28 +41,24 @@ class Interrupted(BaseException):
     """Replaces a `KeyboardInterrupt`; no other code raises it."""
 
 
-# It counts the lines that this thread executes. It raises only where Python could
-# raise for a signal, so never between a `with` block and its end.
 @contextlib.contextmanager
 def interruption(line: int) -> Iterator[None]:
     """Raises `Interrupted` before some executed line of an echo's code, from 1 on."""
     lines = itertools.count(1)
 
-    def call(frame: FrameType, event: str, arg: Any) -> Any:
-        # An installed echo_jax is itself in a folder that is left alone.
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
         path = frame.f_code.co_filename
-        own = path.startswith(_ECHO) and not path.startswith(_LAWS)
-        return execute if own or not path.startswith(_LEFT_ALONE) else None
-
-    def execute(frame: FrameType, event: str, arg: Any) -> Any:
+        # An installed echo_jax is itself in a folder that is left alone.
+        is_own = path.startswith(_ECHO) and not path.startswith(_LAWS)
+        if path.startswith(_LEFT_ALONE) and not is_own:
+            return None
         if event == "line" and next(lines) >= line and not _is_spared(frame):
-            sys.settrace(None)
             raise Interrupted("in the middle of an echo")
-        return execute
+        return trace
 
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()  # No error can be raised where another echo is being collected.
-    sys.settrace(call)
+    sys.settrace(trace)
     try:
         yield
     finally:
@@ -73,8 +69,8 @@ def interruption(line: int) -> Iterator[None]:
 
 def _is_spared(frame: FrameType) -> bool:
     """Whether a signal could not raise here, or a tracer cannot raise like a signal."""
-    at = frame.f_lasti
-    rest = (each for each in dis.get_instructions(frame.f_code) if each.offset >= at)
+    code = dis.get_instructions(frame.f_code)
+    rest = itertools.dropwhile(lambda each: each.offset < frame.f_lasti, code)
     four = list(itertools.islice(rest, 4))
     # A `with` line is executed a second time to end its block.
     ends_with = [x.argval for x in four if x.opname == "LOAD_CONST"] == [None] * 3
@@ -84,19 +80,16 @@ def _is_spared(frame: FrameType) -> bool:
     return ends_with or four[0].opname in ("PUSH_EXC_INFO", "FOR_ITER")
 
 
-class _Watched(Sequence[Any]):
+class _Watched(UserList[Any]):
     """Items that call ``before`` with the items and the read's number before a read."""
 
-    def __init__(self, items: list[Any], before: Callable[[list[Any], int], None]):
-        self._items, self._before, self._reads = items, before, itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._items)
+    def __init__(self, items: list[Any], before: Callable[[Any, int], None]):
+        super().__init__(items)
+        self._before, self._reads = before, itertools.count()
 
     def __getitem__(self, index: Any) -> Any:
-        if self._items:
-            self._before(self._items, next(self._reads))
-        return self._items[index]
+        self._before(self.data, next(self._reads))
+        return self.data[index]
 
 
 def all_or_nothing(trial: Trial, record: Record) -> None:
@@ -115,8 +108,8 @@ def all_or_nothing(trial: Trial, record: Record) -> None:
             [u._replace(bits=bits_of(item)) if u.fresh_index == at else u for u in uses]
             for uses in record.outputs
         ]
-        what, changes = f"after item {at} of another shape", partial(_put, at, item)
-        attempts(what, changes, due=due, refusal_ends=True)
+        what, puts = f"after item {at} of another shape", partial(_put, at, item)
+        attempts(what, puts, due=due, refusal_ends=True)
     for number in range(_NUM_RUNS):
         attempts("after an interruption", lines=random.Random(number))
 
@@ -130,7 +123,6 @@ def _fail(reads: set[int], items: list[Any], read: int, dies: bool = False) -> N
 
 
 def _put(at: int, item: Any, items: list[Any], read: int) -> None:
-    """Replaces one of the items."""
     items[at] = item
 
 
@@ -146,41 +138,38 @@ def _check_attempts(
 ) -> None:
     """Takes outputs from an echo that fails, and compares them with those due."""
     echo, _ = trial.start(partial(_Watched, before=before))
-    due = due or record.outputs
+    due_to_end = [*(due or record.outputs), END]
     outputs, state, failures = [], _state_of(echo), 0
-    while True:
-        fault = _NO_FAULT
+    while len(outputs) < len(due_to_end):
+        line = 0
         if lines and not failures and lines.random() >= 0.75:
-            fault = interruption(lines.randrange(1, _NUM_LINES))
-        output = _attempt(echo, fault)
-        if isinstance(output, BaseException):
-            failures += 1
-            # A state, if there is one, must follow the last good output.
-            if (after := _state_of(echo)) is not None:
-                where = f"of a state that was saved at output {len(outputs)} {what}"
-                rest = record.outputs[len(outputs) :]
-                trial.compare(where, rest, trial.run(after).outputs)
-            if failures == _NUM_ATTEMPTS:
-                if refusal_ends or state is None:
-                    break
-                echo.set_state(state)
-                failures = 0
-        elif output is None:
-            trial.compare(what, due, outputs)
-            break
-        else:
+            line = lines.randrange(1, _NUM_LINES)
+        output = _attempt(echo, line)
+        if not isinstance(output, BaseException):
             outputs.append(output)
-            trial.compare(what, due[: len(outputs)], outputs)
+            trial.compare(what, due_to_end[: len(outputs)], outputs)
             state, failures = _state_of(echo), 0
+            continue
+        failures += 1
+        # A state, if there is one, must follow the last good output.
+        if (after := _state_of(echo)) is not None:
+            where = f"of a state that was saved at output {len(outputs)} {what}"
+            rest = record.outputs[len(outputs) :]
+            trial.compare(where, rest, trial.run(after).outputs)
+        if failures == _NUM_ATTEMPTS:
+            if refusal_ends or state is None:
+                break
+            echo.set_state(state)
+            failures = 0
     close(echo)
 
 
-def _attempt(echo: Any, fault: Any = _NO_FAULT) -> Any:
-    """Returns the uses of the next output, None at the end, or the raised error."""
+def _attempt(echo: Any, line: int = 0) -> Any:
+    """Returns the uses of the next output, `END` or the raised error."""
     try:
-        with fault:
-            output = next(echo, None)
-        return None if output is None else uses_of(output)
+        with interruption(line) if line else contextlib.nullcontext():
+            output = next(echo, END)
+        return output if output is END else uses_of(output)
     except (KeyboardInterrupt, AssertionError):
         raise
     except BaseException as error:
@@ -198,9 +187,9 @@ def one_consumer(trial: Trial, record: Record) -> None:
     if not trial.num_items:
         return
     _check_two_threads(trial, record)
-    for taken in (0, 1):
-        _check_close(trial, taken)
     before = set(threading.enumerate())
+    for taken in (0, 1):
+        _check_close(trial, taken, before)
     echo, _ = trial.start()
     next(echo)
     del echo
@@ -231,9 +220,8 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
     trial.compare("after another thread was refused", record.outputs, outputs)
 
 
-def _check_close(trial: Trial, taken: int) -> None:
+def _check_close(trial: Trial, taken: int, before: set[threading.Thread]) -> None:
     """Closes an echo after some outputs, in two ways, and requests more."""
-    before = set(threading.enumerate())
     echo, _ = trial.start()
     names = ("close", "__enter__", "__exit__")
     if missing := [name for name in names if not hasattr(echo, name)]:

@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import sequence
-from echo_jax.echo.plans import make_plan, outputs_of
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.schedule import FactorByItem
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec
 from echo_jax.echo.tree import flatten, tree_map
+
+END = "the end of the stream"
 
 
 def bounds_of(spec: AnySpec, num_items: int) -> list[tuple[int, int]]:
@@ -48,9 +52,8 @@ def _factor_of(factor: Any, index: int) -> Fraction:
 def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
     """Returns (whether it is fetched, number of uses) of every stochastic batch."""
     batches, fetched = [], 0
-    for number in itertools.count():
-        if fetched == num_items:
-            break
+    while fetched < num_items:
+        number = len(batches)
         probability = spec.fetch.probability(np.array([number]))[0]
         # A coin of 32 bits for each batch, from the seed's first purpose.
         coin = sequence(spec.seed, 0, number) >> 32
@@ -66,10 +69,8 @@ def plan_run(
 ) -> tuple[list[tuple[int, int]], DecisionLog | None]:
     """Returns the (fresh index, repeat) pairs and the log of a plan without a store."""
     # `ready` tells whether optional items (`need.may`) are there.
-    plan = make_plan(spec)
-    size = 1 if isinstance(spec, EchoSpec) else spec.batch_size
-    pairs = []
-    for _, uses in outputs_of(plan, num_items, size, ready):
+    plan, pairs = make_plan(spec), []
+    for _, uses in outputs_of(plan, num_items, spec.batch_size, ready):
         pairs += zip(uses.fresh_index[0].tolist(), uses.repeat[0].tolist(), strict=True)
     return pairs, getattr(plan, "log", None)
 
@@ -149,13 +150,14 @@ class Trial:
     read_ahead: int
     max_rereads: int
     law: str = ""
+    pause_s: float = 0.0  # of the upstream
 
     def start(
-        self, wrap: Callable[[list[Any]], Sequence[Any]] = list, *, pause_s: float = 0.0
+        self, wrap: Callable[[list[Any]], Sequence[Any]] = list
     ) -> tuple[Any, CountingUpstream]:
         """Makes an echo over a new upstream; ``wrap`` can make its items misbehave."""
         items = [self.make_item(index) for index in range(self.num_items)]
-        upstream = CountingUpstream(wrap(items), pause_s)
+        upstream = CountingUpstream(wrap(items), self.pause_s)
         return self.make_echo(upstream, self.spec), upstream
 
     def contents(self) -> list[Any]:
@@ -167,11 +169,10 @@ class Trial:
         state: Any = None,
         *,
         states: bool = False,
-        pause_s: float = 0.0,
         consume: Callable[[Any], None] = lambda item: None,
     ) -> Record:
         """Runs an echo to its end, from its start or a state, and closes it."""
-        echo, upstream = self.start(pause_s=pause_s)
+        echo, upstream = self.start()
         if state is not None:
             echo.set_state(state)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
@@ -193,7 +194,6 @@ class Trial:
         return itertools.islice(iter(partial(next, echo, None), None), most + 2)
 
     def fail(self, where: str, expected: object, got: object) -> NoReturn:
-        """Reports a broken law."""
         raise AssertionError(
             f"law {self.law} is broken {where}: expected {expected}, got {got}; "
             f"{self.spec}, num_items={self.num_items}"
@@ -201,7 +201,7 @@ class Trial:
 
     def compare(self, what: str, expected: Sequence[Any], got: Sequence[Any]) -> None:
         """Fails where two sequences differ first."""
-        both = itertools.zip_longest(expected, got, fillvalue="the end of the stream")
+        both = itertools.zip_longest(expected, got, fillvalue=END)
         for position, (left, right) in enumerate(both):
             if left != right:
                 same = repr(left) == repr(right)
@@ -215,7 +215,7 @@ def uses_of(output: Any) -> list[Use]:
     if np.ndim(index) == 0:
         return [Use(int(index), int(repeat), bits_of(item))]
     return [
-        Use(int(k), int(r), bits_of(tree_map(lambda leaf, row=row: leaf[row], item)))
+        Use(int(k), int(r), bits_of(tree_map(itemgetter(row), item)))
         for row, (k, r) in enumerate(zip(index, repeat, strict=True))
     ]
 
@@ -224,10 +224,8 @@ def bits_of(item: Any) -> list[tuple[Any, ...]]:
     """Returns the whole content of an item, as values that can be compared."""
     leaves = [(path, leaf, np.asarray(leaf)) for path, leaf in flatten(item)]
     return [
-        (path, leaf)
-        if array.dtype == object
-        else (path, array.dtype.str, array.shape, array.tobytes())
-        for path, leaf, array in leaves
+        (path, leaf if x.dtype == object else (x.dtype.str, x.shape, x.tobytes()))
+        for path, leaf, x in leaves
     ]
 
 

@@ -1,7 +1,4 @@
-"""Orders: rounds of uses that follow from a few integers.
-
-It also has a sort of integers, several times faster than NumPy's stable argsort.
-"""
+"""Orders: rounds of uses that follow from a few integers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,16 +46,12 @@ class Order:
     batch_size: int
     seed: int
 
-    # Slots for all items in use between two batches, and for the fresh ones of a batch.
-    num_slots = 0
-    # Fresh items by which two lanes, or a batch and their mean, may differ.
-    drift = 0
-    # The indices of two items in use differ by less than this.
-    window = 0
-    # Anchors are multiples of this.
-    stride = 1
-    # The most uses of items from the anchor on that may leave before a round begins. If
-    # it is above 0, the carry includes their number.
+    num_slots = 0  # for the items in use between batches, and a batch's fresh ones
+    drift = 0  # fresh items by which two lanes, or a batch and their mean, may differ
+    window = 0  # the indices of two items in use differ by less than it
+    stride = 1  # anchors are multiples of it
+    # Uses of items from the anchor on that may have left before a round, at most. If it
+    # is above 0, the carry includes their number.
     max_departed = 0
 
     def __post_init__(self):
@@ -78,8 +71,7 @@ class Order:
         raise NotImplementedError
 
     def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
-        """Yields the broken promises about lags in a whole stream (law 6)."""
-        # ``due`` has each item's number of uses.
+        """Yields broken promises on lags (law 6); item k is ``due[k]`` times used."""
         raise NotImplementedError
 
 
@@ -97,7 +89,8 @@ def grouped_argsort(
     group: np.ndarray, key: np.ndarray | np.uint64 = _NO_KEY
 ) -> np.ndarray:
     """Returns an order by group, then by a random key or as they come, ``int64[n]``."""
-    # The high bits of the key count, as many as fit beside group and place in 64 bits.
+    # Several times as fast as NumPy's stable argsort. Of the key it uses as many high
+    # bits as fit beside group and place in 64 bits.
     bits = max(0, group.size - 1).bit_length()
     group_bits = int(group.max(initial=0)).bit_length()
     if group_bits + bits > 64:  # Without keys, in a `shuffle_buffer` of over 2^29 uses.

@@ -23,8 +23,8 @@ class Consecutive(Order):
         self.window = self.num_slots + 1
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        fitting = max(1, int(_USES_PER_PIECE / self.schedule.max_factor))
-        count = min(_ITEMS_PER_PIECE, fitting)
+        fitting = int(_USES_PER_PIECE / self.schedule.max_factor)
+        count = max(1, min(_ITEMS_PER_PIECE, fitting))
         while True:
             uses, after = self.schedule.uses(anchor, count, carry)
             ends = np.cumsum(uses)

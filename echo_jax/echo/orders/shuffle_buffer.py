@@ -6,9 +6,8 @@ takes the use in a random slot, and use M + t replaces it. The slot of draw t fo
 from the seed and t alone, so the content of a slot follows from its last draw. No
 content has to be saved: a restore looks back until it has found a draw of every slot.
 
-The first use of an item that leaves is repeat 0, whichever it was. The plan drops uses
-of items after the end of the stream. The remaining uses then leave at random, as from
-tf.data's buffer.
+The first use of an item that leaves is repeat 0, whichever it was. After the end of the
+stream the remaining uses leave at random, as from tf.data's buffer.
 
 The carry of a round is the schedule's carry plus a number in whole units: the uses of
 the items from the anchor on that left before the round.
@@ -29,7 +28,7 @@ _MAX_BUFFER = 1 << 31
 # exp(-40) / buffer, about 4e-18 / buffer.
 _SURELY_GONE = 40
 _BATCHES_PER_ROUND = 8
-_ANCHORS_PER_BUFFER = 8
+_ANCHORS_PER_BUFFER = 8  # So few upstream states are kept.
 
 
 class ShuffleBuffer(Order):
@@ -46,7 +45,6 @@ class ShuffleBuffer(Order):
                 f"from; use at most {_MAX_BUFFER}"
             )
         self._round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
-        # Every anchor is a multiple of it, so that few upstream states are kept.
         self.stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
         least = self.schedule.min_factor
         # The items in the buffer, and the items that enter it during a batch.
@@ -123,8 +121,8 @@ class ShuffleBuffer(Order):
 
     def broken(self, uses: Pairs, due: Sequence[int]) -> Iterator[Broken]:
         """No use leaves the buffer before it has entered."""
-        # Draw t takes one of the uses below t + M; chance decides how late. After the
-        # end of the stream some draws find nothing, but all uses have entered then.
+        # After the end of the stream some draws find nothing, but then all uses have
+        # entered.
         first = list(itertools.accumulate(due, initial=0))
         for position, (index, repeat) in enumerate(uses):
             number, entered = first[index] + repeat, position + self.buffer

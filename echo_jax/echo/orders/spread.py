@@ -1,16 +1,13 @@
 """The order `spread`: uses of an item evenly far apart, at a constant feed.
 
-The output is cut into rounds. A round takes a cohort of fresh items and emits one use
-of every item that still has one: the first use of its own cohort, the second use of the
-cohort before, and so on. The cohorts are merged evenly by position, so fresh items come
-at a constant rate.
+A round takes a cohort of fresh items and emits one use of every item that still has
+one: the first use of its own cohort, the second use of the cohort before, and so on.
+The cohorts are merged evenly by position, so fresh items come at a constant rate.
 
-From round to round a cohort keeps its positions, except for a random permutation within
-segments. A segment is at most half a round long, and its borders shift. So uses of an
-item are half to one and a half rounds apart, and its neighbours change.
-
-Only items with the same number of uses swap places. So the positions that end an item's
-life, and the number of items alive, do not depend on chance.
+From round to round a cohort is permuted within segments of at most half a round, whose
+borders shift. So uses of an item are half to one and a half rounds apart. Only items
+with the same number of uses swap places, so the number of items alive does not depend
+on chance.
 """
 
 import itertools
@@ -19,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +39,9 @@ class _Cohort:
 class Spread(Order):
     """Spreads the uses of an item evenly."""
 
-    # Cohorts have ``_steady`` items after a warm-up; ``_starts`` has the first items of
-    # those before. The first round is the first batch. Rounds then grow until the
-    # buffer is full, so a large buffer does not delay the first echo.
+    # The first round is the first batch. Rounds grow until the buffer is full, so that
+    # a large one does not delay the first echo. `_starts` has the first items of these
+    # cohorts. All later ones have `_steady` items.
 
     name = "spread"
     sentence = "evenly far apart, never two in a batch, at a constant feed"
@@ -61,8 +59,6 @@ class Spread(Order):
         # The uses of every item, and the share of items that have one more; or None.
         self._whole = math.floor(self._low)
         self._part = None if factor is None else factor - self._whole
-        # Whether all items have the same number of uses.
-        self._uniform = self._part == 0
         # The rounds that an item stays after its own, on average or at most.
         self._lived = (factor or self._max_uses) - 1
         # Rounding of merged cohorts moves a use by at most this many places.
@@ -71,32 +67,24 @@ class Spread(Order):
         # Echoes take up to half of the places that they take later.
         top = float(high)
         self._feed = min((top + 1) / (2 * top), 1.5 / top)
-        self._set_sizes(high)
+        self._set_sizes()
         self.num_slots = self.buffer
         self._sizes: list[int] = []
         # The most items of all cohorts that are alive, and of the next one.
-        width, last = self._max_uses + 1, len(self._starts) + self._max_uses
-        self.window = max(
-            self._start(end) - self._start(end - width) for end in range(1, last + 1)
-        )
+        start, width = self._start, self._max_uses + 1
+        ends = range(1, len(self._starts) + width)
+        self.window = max(start(end) - start(end - width) for end in ends)
 
-    def _set_sizes(self, high: Fraction) -> None:
+    def _set_sizes(self) -> None:
         """Sets the sizes of the cohorts; ValueError if the buffer is too small."""
         # The size of cohorts at which no batch has two uses of an item.
         needed = math.ceil((self.batch_size + self._slack) / self._low)
-        first = self.batch_size
-        if high < 2 and self._part is not None:
-            first = self._some(first, high - 1)[1]
-        least = max(
-            math.ceil(self._lived * needed) + self._margin,
-            math.ceil(needed / 2),
-            first + self._margin,
-        )
-        workable = next(
-            size
-            for size in itertools.count(max(self.buffer, least))
-            if self._grow(size, needed)
-        )
+        kept = self.batch_size
+        if self._lived < 1:
+            kept = self._some(kept, self._lived)[1]
+        kept = max(kept, math.ceil(self._lived * needed)) + self._margin
+        sizes = itertools.count(max(self.buffer, kept, math.ceil(needed / 2)))
+        workable = next(size for size in sizes if self._grow(size, needed))
         if workable > self.buffer:
             factor = self.schedule.constant or f"up to {self._max_uses}"
             why = f"a batch of {self.batch_size} would hold an item twice"
@@ -137,9 +125,9 @@ class Spread(Order):
         wanted = min(self._steady, math.ceil(most * self._feed / (1 - self._feed)))
         if self.batch_size > 1:
             wanted = max(wanted, self.batch_size + self._slack - least)
-        # Of the new items, too, only some may live on.
+        # Of the new items, too, only some live on.
         fits = room - kept
-        if self._part is not None and self._lived < 1:
+        if self._lived < 1:
             fits = int(max(0, fits - 1) / float(self._lived))
         return max(0, min(wanted, fits))
 
@@ -160,7 +148,7 @@ class Spread(Order):
         later = self._start(round_ - youngest + 1)
         return max(0, later - self._start(round_ - age + 1))
 
-    def _some(self, size: int, part: Fraction) -> tuple[int, int]:
+    def _some(self, size: int, part: Fraction | int) -> tuple[int, int]:
         """Returns bounds on the items with one more use among ``size`` in a row."""
         # In integers: the warm-up asks this many times, and fractions are slow.
         up, down = size * part.numerator, part.denominator
@@ -209,15 +197,13 @@ class Spread(Order):
         # Borders shift every other round, so that items can cross them.
         group = np.arange(cohort.seats.size) + (length // 2 if age % 2 else 0)
         group //= length
-        if not self._uniform:
+        places: Any = slice(None)
+        if self._part != 0:
             # Within a segment, only items of the same number of uses swap seats.
             group = group * (self._max_uses + 1) + cohort.uses[cohort.seats]
+            places = grouped_argsort(group)
         key = mix(sequence(self.seed, 2, age), cohort.seats + cohort.start)
-        seats = cohort.seats[grouped_argsort(group, key)]
-        cohort.seats = seats
-        if not self._uniform:
-            cohort.seats = np.empty_like(seats)
-            cohort.seats[grouped_argsort(group)] = seats
+        cohort.seats[places] = cohort.seats[grouped_argsort(group, key)]
 
     def _piece(self, round_: int, cohorts: deque[_Cohort]) -> Piece:
         """Merges the cohorts by position, without items that are used up."""
@@ -237,7 +223,7 @@ class Spread(Order):
         uses = merged([cohort.uses[cohort.seats] for cohort in cohorts])
         left, repeat, first = uses - self._repeat, self._repeat, cohorts[0]
         piece = Piece(round_, first.start, first.carry, index, repeat, left == 1)
-        return piece if self._uniform else piece[left > 0]
+        return piece if self._part == 0 else piece[left > 0]
 
     def most_rereads(self) -> int:
         """Returns the items of the rounds that are still in use."""
@@ -269,7 +255,6 @@ class Spread(Order):
                 yield where, "the first repeats", "only fresh items"
         if factor is None:
             return
-        # Merging the cohorts moves a use by at most this many places.
         slack, length = self._max_uses + 2, self._steady * factor
         for before, position, _, lag in lags(uses[:end]):
             if before >= warm and abs(lag - length) > length / 2 + slack:

@@ -2,11 +2,9 @@
 
 A use of item k leaves at a random time between the arrivals of item k and of item
 k + delay. It is a shuffle buffer (Choi et al. 2019, section 3) with a limit on the time
-that a use stays. So a restore re-reads at most two buffers. A round is the span of
-``delay`` arrivals.
+that a use stays. So a restore re-reads at most two buffers.
 
-A round is one sort of integers. An integer holds the time of a use above its item, its
-repeat and its last flag, so nothing has to be gathered after the sort.
+A round is the span of ``delay`` arrivals, and one sort of integers.
 """
 
 import itertools
@@ -33,10 +31,8 @@ class WindowShuffle(Order):
         # Slots that a batch frees serve only the next one, so a batch needs room
         # for its own fresh items. Rarely more come; then the plan cuts the batch.
         batch = self.batch_size / float(self.schedule.min_factor)
-        self.delay = self.buffer - min(
-            self.buffer // 4, int(batch + 4 * batch**0.5) + 1
-        )
-        # Bits that a repeat takes beside its item.
+        room = min(self.buffer // 4, int(batch + 4 * batch**0.5) + 1)
+        self.delay = self.buffer - room
         self._repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
         # Bits for the items of two rounds, for the repeat, and for the last flag.
         self._use_bits = self.delay.bit_length() + self._repeat_bits + 2
@@ -49,8 +45,7 @@ class WindowShuffle(Order):
             raise ValueError(
                 f"buffer={self.buffer} is more than a shuffle of up to "
                 f"{math.ceil(self.schedule.max_factor)} uses an item can time; use at "
-                f"most {(1 << fits // 2) - 1}, which is far beyond what longer lags "
-                "gain"
+                f"most {(1 << fits // 2) - 1}"
             )
         # Fresh items of two lanes differ by at most the delay, and by about the root of
         # the buffer; ten times the root is more than ten standard deviations.
@@ -89,7 +84,7 @@ class WindowShuffle(Order):
         """Returns the uses of some items as integers, and the carry after them."""
         # From the high bits to the low ones, a use is the time that it leaves after the
         # arrival of item ``first``, its item counted from one round before that item,
-        # its repeat, and its last flag.
+        # its repeat, and its last flag. So nothing has to be gathered after the sort.
         num_uses, after = self.schedule.uses(start, count, carry)
         item = np.arange(start, start + count)
         repeat = np.arange(num_uses.max(initial=0))[:, None]

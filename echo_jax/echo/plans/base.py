@@ -130,10 +130,6 @@ class Plan(Protocol):
         """Returns `Restored.first` of the settled state, or of an earlier one."""
         ...
 
-    def oldest(self) -> int:
-        """Returns the oldest row that a restore reads: the anchor or a later one."""
-        return self.anchor()
-
     def next_anchor(self, row: int) -> int:
         """Returns the first row from ``row`` on where reading again may begin."""
         ...

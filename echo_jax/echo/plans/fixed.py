@@ -34,17 +34,15 @@ from echo_jax.echo.plans.base import (
 from echo_jax.echo.plans.lanes import Lanes, epoch_spec, lane_spec
 from echo_jax.echo.spec import EchoSpec, completed
 
-_LEAST_STRIDE = 64
 # The most batches that are decided at once, and the most uses beyond one batch.
 _BATCHES_AHEAD, _USES_AHEAD = 32, 1 << 15
 
 
 class FixedPlan(Plan):
-    """The plan of a fixed, fractional or scheduled echo.
+    """The plan of a fixed, fractional or scheduled echo."""
 
-    It decides many batches at once, as if the upstream had no end. When the end comes,
-    it decides the batches again that were not handed out.
-    """
+    # It decides many batches at once, as if the upstream had no end. When the end
+    # comes, it decides the batches again that were not handed out.
 
     def __init__(
         self,
@@ -126,12 +124,8 @@ class FixedPlan(Plan):
         anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows
         return anchor // rows * rows
 
-    def oldest(self) -> int:
-        # Lanes may differ, so they use the anchor, which they share.
-        return self.anchor() if self._in_lanes else self._plans[0].oldest()
-
     def next_anchor(self, row: int) -> int:
-        return self._plans[0].next_anchor(row)
+        return self._plans[0].rounds.next_anchor(row)
 
     def get_state(self) -> dict[str, Any]:
         states = [plan.get_state() for plan in self._plans]
@@ -181,28 +175,19 @@ class _FixedLane:
         self._fingerprint = spec.fingerprint
         if options:
             self._fingerprint = fingerprint(spec.fingerprint, *options)
-        self._rounds = rounds_of(spec)
+        self.rounds = rounds_of(spec)
         # Items wait in slots for their first use: the rest of a host batch, and the
         # fresh items of all batches that are drawn together, which cannot use slots
         # that they free themselves. Several lanes also wait for each other.
         drawn = max_batches * spec.batch_size
-        fresh = math.ceil(drawn / spec.schedule.min_factor) + self._rounds.drift
+        fresh = math.ceil(drawn / spec.schedule.min_factor) + self.rounds.drift
         if lanes.count == 1:
             fresh = min(fresh, drawn)
-        self.num_slots = self._rounds.num_slots + lanes.rows + fresh + 1
+        self.num_slots = self.rounds.num_slots + lanes.rows + fresh + 1
         fresh = uses // int(spec.schedule.min_factor) + 1
-        span = 1 << (self._rounds.window + 2 * self.num_slots + fresh).bit_length()
+        span = 1 << (self.rounds.window + 2 * self.num_slots + fresh).bit_length()
         self._wrap = span - 1
-        # Upstream states are saved often enough that a restore reads few needless
-        # items.
-        stride = self._rounds.window // 8
-        self._stride = stride if stride >= _LEAST_STRIDE else 0
         self.go_to(defaultdict(int, end=-1), 0)
-
-    def _free(self) -> np.ndarray:
-        """Returns the free slots, in the order in which rows get them."""
-        freed = int(self._decided.most[self._handed_out])
-        return self._decided.slots[self.written - self._before : freed - self._before]
 
     def counts(self, uses: int) -> tuple[int, int, int]:
         """Returns fresh items, uses and repeats."""
@@ -214,24 +199,6 @@ class _FixedLane:
 
     def anchor(self) -> int:
         return self._place()[0]
-
-    def oldest(self) -> int:
-        # With a small buffer the anchor is good enough: there is little to save.
-        if not self._stride:
-            return self.anchor()
-        items = np.arange(self.anchor(), self.written)
-        # A slot holds the last item that it was given to.
-        held = np.full(self.num_slots + 1, self._fresh)
-        held[self._slot_of[items & self._wrap]] = items
-        # Neither free slots nor the mark of items without a slot hold one.
-        held[self._free()] = held[-1] = self._fresh
-        return int(held.min())
-
-    def next_anchor(self, index: int) -> int:
-        anchor = self._rounds.next_anchor(index)
-        if not self._stride:
-            return anchor
-        return min(anchor, -(-index // self._stride) * self._stride)
 
     def end_at(self, total: int) -> None:
         """Sets the number of items of the whole upstream; what is decided is void."""
@@ -251,7 +218,9 @@ class _FixedLane:
             if not uses:
                 break
         index, repeat, last = map(np.concatenate, zip(*parts, strict=True))
-        rows, free = index + 1, self._free()
+        freed = int(self._decided.most[self._handed_out])
+        free = self._decided.slots[self.written - self._before : freed - self._before]
+        rows = index + 1
         rows[:1] = np.maximum(rows[:1], self._fresh)
         np.maximum.accumulate(rows, out=rows)
         most = np.empty(last.size + 1, np.int64)
@@ -305,7 +274,7 @@ class _FixedLane:
     def _place(self) -> tuple[int, int]:
         """Returns the anchor, and the uses from it on that are handed out."""
         piece, at = self._ahead[0], self._at
-        if not self._rounds.by_item:
+        if not self.rounds.by_item:
             return piece.anchor, at
         if at < piece.index.size:
             return int(piece.index[at]), int(piece.repeat[at])
@@ -315,7 +284,7 @@ class _FixedLane:
         piece, (anchor, position) = self._ahead[0], self._place()
         passed, carry = anchor - piece.anchor, piece.carry
         if passed:
-            _, carry = self._rounds.schedule.uses(piece.anchor, passed, carry)
+            _, carry = self.rounds.schedule.uses(piece.anchor, passed, carry)
         return {
             "anchor": anchor,
             "carry": carry,
@@ -331,17 +300,17 @@ class _FixedLane:
     def check_state(self, state: Any) -> None:
         check_keys(state, {*self.get_state()}, "an echo plan")
         check_origin(state["spec"], self._fingerprint, self._spec)
-        schedule, window = self._spec.schedule, self._rounds.window
+        schedule, window = self._spec.schedule, self.rounds.window
         most = (window + self.num_slots) * math.ceil(schedule.max_factor)
         if not (
             0 <= state["anchor"] <= state["fresh"] <= state["anchor"] + window
             and 0 <= state["repeats"] <= state["uses"]
             and 0 <= state["position"] <= min(state["uses"], most)
             and state["carry"] >= 0
-            and state["carry"] // schedule.denominator <= self._rounds.max_departed
+            and state["carry"] // schedule.denominator <= self.rounds.max_departed
             and 0 <= state["round"] <= state["fresh"] + state["uses"] + window
             and (state["end"] == -1 or state["end"] >= state["fresh"])
-            and state["anchor"] == self._rounds.next_anchor(state["anchor"])
+            and state["anchor"] == self.rounds.next_anchor(state["anchor"])
         ):
             raise damaged(state)
 
@@ -353,7 +322,7 @@ class _FixedLane:
             raise ValueError(f"there are no slots for {written} items")
         self.end, self._fresh = state["end"], state["fresh"]
         self._uses, self._repeats = state["uses"], state["repeats"]
-        self._pieces = self._rounds.pieces(
+        self._pieces = self.rounds.pieces(
             state["round"], state["anchor"], state["carry"]
         )
         # The current piece and those made after it, and how many uses of the current

@@ -25,13 +25,7 @@ from echo_jax.echo.spec import AnySpec, EchoSpec, Spec, StochasticSpec, complete
 
 @dataclass(frozen=True)
 class Lanes:
-    """The number of lanes, and the size of the host batches that come in.
-
-    Example:
-      >>> lanes = Lanes(host_batch=4, count=2)
-      >>> lanes.rows, lanes.global_index(np.array([[0, 1, 2], [0, 1, 2]])).tolist()
-      (2, [[0, 1, 4], [2, 3, 6]])
-    """
+    """The number of lanes, and the size of the host batches that come in."""
 
     host_batch: int = 1  # fresh items that come together over all lanes, U
     count: int = 1  # lanes, G; divides ``host_batch``

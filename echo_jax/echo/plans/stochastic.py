@@ -31,8 +31,8 @@ from echo_jax.echo.spec import StochasticSpec
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
 _LOAD, _REUSE = 0, 1  # the purposes of randomness
-_BLOCK, _SPAN = 1024, 1 << 16  # batches whose fetches are decided at once
-# Ten years at one batch a second. A restore decides all of them again.
+_BLOCK = 1024  # batches whose fetches are decided at once
+# Ten years at one batch a second. A restore makes all of them again.
 _MAX_BATCHES = 1 << 28
 
 
@@ -115,38 +115,18 @@ class StochasticPlan(RingPlan):
         }
 
     def _decide_again(self, state: Mapping[str, Any]) -> Uses:
-        # All fetches are decided again, about 50 ms for a million batches. The batches
-        # since the oldest item in the buffer are made again, about 0.1 ms each for 1024
-        # items.
-        lanes, fresh, batches = len(self._lanes.own), state["fresh"], state["batches"]
-        fetching = self._fetching(batches, fresh)
-        ahead = fresh - fetching.size * self.batch
-        if not -self.batch < ahead <= self.max_batches * self.batch:
-            raise ValueError(f"{batches} batches do not fetch {fresh} items")
-        fetched = min(fetching.size * self.batch, fresh)
-        oldest = max(0, fetched - self._memory) // self.batch
-        self._fetched = oldest * self.batch
-        self._batches = int(fetching[oldest]) if oldest < fetching.size else 0
-        self.row, latest = fresh, None
-        while self._batches < batches:
-            latest = self._advance()
-        reused = (batches - fetching.size) * min(self.batch, fetched)
-        self._repeats, self._used = reused * lanes, (reused + fetched) * lanes
-        return Uses.none(lanes) if latest is None else self._uses_of(*latest)
-
-    def _fetching(self, batches: int, fresh: int) -> np.ndarray:
-        """Returns which of the first ``batches`` are fetched, ``int64[n]``."""
-        # It stops early if they fetch more than ``fresh`` items.
+        # For a million batches of 1024 that takes about two minutes.
+        lanes, batches, latest = len(self._lanes.own), state["batches"], None
         if batches > _MAX_BATCHES:
             raise ValueError(f"{batches} batches are more than {_MAX_BATCHES}")
-        found, left = [np.zeros(0, np.int64)], fresh // self.batch + 1
-        for at in range(0, batches, _SPAN):
-            if left < 0:
-                break
-            count = min(_SPAN, batches - at)
-            found.append(at + np.flatnonzero(self._decide(at, count)))
-            left -= found[-1].size
-        return np.concatenate(found)
+        self.row = state["fresh"]
+        while self._batches < batches:
+            if self._fetches_ahead(1)[0] and self._fetched == self.row:
+                raise ValueError(f"{batches} batches fetch more than {self.row} items")
+            latest = self._advance()
+        if self.row - self._fetched > self.max_batches * self.batch:
+            raise ValueError(f"{batches} batches fetch fewer than {self.row} items")
+        return Uses.none(lanes) if latest is None else self._uses_of(*latest)
 
     def _decide(self, first: int, count: int) -> np.ndarray:
         """Returns whether consecutive batches are fetched, ``bool[count]``."""

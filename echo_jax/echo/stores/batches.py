@@ -12,11 +12,9 @@ _VALUES = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def check_lists(tree: Any, rows: int | None = None) -> None:
-    """Raises ValueError for a list whose places are no leaves.
-
-    ``rows`` is the batch size that a loader of batches states, or 0. None is for items
-    that are no batches, in which only lists of numbers are refused.
-    """
+    """Raises ValueError for a list whose places are no leaves."""
+    # ``rows`` is the batch size that a loader of batches states, or 0. None is for
+    # single items, in which only lists of numbers are refused.
     for path, part in lists_in(tree):
         leaves = [leaf for _, leaf in flatten(part)]
         if leaves and all(isinstance(leaf, _VALUES) for leaf in leaves):
@@ -40,7 +38,9 @@ def _are_examples(part: list[Any], rows: int) -> bool:
     kinds, shapes = set(), []
     for element in part:
         leaves = flatten(element)
-        kinds.add(str([(path, np.ndim(x), _dtype_of(x)) for path, x in leaves]))
+        kinds.add(
+            str([(p, np.ndim(x), getattr(x, "dtype", type(x))) for p, x in leaves])
+        )
         shapes.append([tuple(np.shape(leaf)) for _, leaf in leaves])
     if len(kinds) > 1 or not any(map(any, shapes)):
         return False
@@ -49,10 +49,6 @@ def _are_examples(part: list[Any], rows: int) -> bool:
         return False  # The loader itself says that these are rows.
     # Leaves of one batch have one first axis, and mostly other shapes.
     return len(lengths) > 1 or all(each == shapes[0] for each in shapes)
-
-
-def _dtype_of(leaf: Any) -> Any:
-    return getattr(leaf, "dtype", type(leaf))
 
 
 def common_rows(leaves: list[tuple[str, Any]]) -> int:

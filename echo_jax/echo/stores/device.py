@@ -172,14 +172,8 @@ _SLOT, _REPEAT, _KEYS = 0, 1, slice(2, 4)
 class EchoBuffer:
     """The layout of a buffer in accelerator memory, and its operations.
 
-    It holds no arrays: `init` makes them, and the methods take and return them. So it
-    is hashable, and its methods are pure functions to be traced.
-
-    Example:
-      >>> batch = {"image": np.zeros((8, 32, 32, 3), np.uint8)}
-      >>> buffer = EchoBuffer.of(batch, num_slots=100, num_lanes=jax.device_count())
-      >>> buffer.bytes_per_item
-      3072
+    It holds no arrays: `init` makes them. The methods, which may be traced, take and
+    return them.
     """
 
     structure: Any  # of an item, a PyTreeDef
@@ -201,18 +195,9 @@ class EchoBuffer:
         mesh: Mesh | None = None,
         sharding: NamedSharding | None = None,
     ) -> "EchoBuffer":
-        """Lays out a buffer for the examples of a host batch.
+        """Lays out a buffer for the examples of a host batch, a pytree of arrays.
 
-        Args:
-          batch: A pytree of arrays with a leading axis.
-          num_slots: Slots of each lane; a `DeviceFeed` takes those of its plan.
-          num_lanes: Lanes, a multiple of the shards; 0 for one per shard.
-          mesh: The devices, over all axes; all of this process by default.
-          sharding: The sharding of a batch along its first axis, instead of ``mesh``.
-
-        Raises:
-          ValueError: A leaf is not an array that a device can hold, or the leaves
-            disagree on the rows or have none.
+        By default it is split over all devices of this process, with a lane for each.
         """
         _, structure, rows, items = layout_of(batch)
         sharding = sharding or split_over(mesh)
@@ -254,21 +239,12 @@ class EchoBuffer:
 
     @property
     def input_sharding(self) -> NamedSharding:
-        """The sharding of `DeviceFeed.take`: a device gets the integers of its lanes.
-
-        The call of a jitted function transfers the input implicitly. Under a transfer
-        guard, give ``jax.device_put(inputs, buffer.input_sharding)``.
-        """
+        """The sharding of a feed's inputs: a device gets the integers of its lanes."""
         spec = PartitionSpec(None, None, *self.sharding.spec)
         return NamedSharding(self.sharding.mesh, spec)
 
     def init(self) -> Any:
-        """Allocates the slots that `zeros` makes.
-
-        Raises:
-          ValueError: They do not fit into the free memory of a device; the message has
-            both sizes and the fix.
-        """
+        """Allocates the slots; ValueError if a device lacks the memory."""
         each = self.num_bytes // self.num_shards
         for device in self.sharding.addressable_devices:
             free = free_on(device, self.sharding.num_devices)
@@ -286,17 +262,7 @@ class EchoBuffer:
         return self._each(lambda layout: layout.zeros(self.num_lanes, self.num_slots))
 
     def put(self, batch: Any) -> Any:
-        """Starts the transfer of a host batch to the devices, for `write`.
-
-        A transfer reads the batch's memory later, and on CPU keeps it: nobody may write
-        into the batch afterwards. If jax has 64 bits turned off, floats of 64 bits
-        become floats of 32, as in all of jax. Integers are then sent in 32 bits if all
-        of them fit.
-
-        Raises:
-          ValueError: It has another number of rows, other leaves, shapes or dtypes, or
-            an integer that does not fit.
-        """
+        """Starts the transfer of a host batch, whose memory it reads later."""
         leaves, structure = jax.tree.flatten(batch)
         if structure == self.structure and all(
             type(leaf) is np.ndarray
@@ -310,7 +276,7 @@ class EchoBuffer:
         return jax.device_put(self.checked(batch), self.sharding, may_alias=False)
 
     def checked(self, batch: Any, expected: int = 0) -> Any:
-        """Returns a batch of ``rows`` or other rows as arrays, or raises as `put`."""
+        """Returns a batch as arrays; ValueError if it is not like the first one."""
         batch, structure, rows, items = layout_of(batch)
         expected = expected or self.rows
         if structure != self.structure or items != self.items:
@@ -330,24 +296,19 @@ class EchoBuffer:
         return batch
 
     def write(self, arrays: Any, host_batch: Any, write_slots: Any) -> Any:
-        """Returns the slots with a host batch, ``[U, ...]``, in some of them.
-
-        To be traced, with donated ``arrays``. Rows whose ``write_slots``,
-        ``int32[G, U/G]`` or those of `shortened`, are out of range are dropped.
-        """
+        """Returns the slots with a host batch in ``int32[G, U/G]`` of them."""
+        # ``arrays`` are donated. Rows whose slots are out of range are dropped.
         write = self._on_devices(self.write_lanes)
         return write(arrays, host_batch, self._split(write_slots))
 
     def read(self, arrays: Any, read_slots: Any) -> Any:
-        """Returns the rows in ``int32[B]`` slots, lane after lane; to be traced.
-
-        All slots must be in range. The leaves of the batch are ``[B, ...]``.
-        """
+        """Returns the rows in ``int32[B]`` slots, all in range, lane after lane."""
         return self._on_devices(self.read_lanes)(arrays, self._split(read_slots))
 
     def write_lanes(self, arrays: Any, rows: Any, slots: jax.Array) -> Any:
         """Does what `write` does, on the lanes of one device."""
-        if self._in_turn and len(slots) == 1:
+        # On CPUs a scatter by jax 0.12 takes ten times as long as row by row.
+        if _platform(self.sharding) == "cpu" and not self.tiled and len(slots) == 1:
             return jax.tree.map(partial(_written_in_turn, slots=slots[0]), arrays, rows)
         # Slots must be unique, including those that are dropped.
         beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
@@ -358,25 +319,6 @@ class EchoBuffer:
             return jax.vmap(layout.write)(array, rows, slots)
 
         return self._each(leaf, arrays, rows)
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether its devices are CPUs."""
-        return _platform(self.sharding) == "cpu"
-
-    @property
-    def _in_turn(self) -> bool:
-        # On CPUs a scatter by jax 0.12 takes seven times as long as row by row.
-        return not self.tiled and self.is_on_cpu
-
-    def shortened(self, write_slots: np.ndarray) -> np.ndarray:
-        """Returns the first of adjacent slots alone, if `write` can do with it."""
-        first, last = write_slots.item(0), write_slots.item(-1)
-        fits = last - first + 1 == write_slots.size and last < self.num_slots
-        # Mostly the ends alone show that it cannot.
-        if fits := fits and self._in_turn and len(write_slots) == 1:
-            fits = (write_slots[:, 1:] - write_slots[:, :-1] == 1).all()
-        return write_slots[:, : 1 if fits else None]
 
     def read_lanes(self, arrays: Any, slots: jax.Array) -> Any:
         """Does what `read` does, on the lanes of one device."""
@@ -391,13 +333,7 @@ class EchoBuffer:
     def draw(
         self, arrays: Any, inputs: Any, augment: Augment | None = None
     ) -> list[Any]:
-        """Returns K batches, leaves ``[B, ...]``; to be traced.
-
-        Args:
-          arrays: `DeviceFeed.arrays` of the feed that made the inputs.
-          inputs: From `DeviceFeed.take`, ``int32[K, 2, B]`` or ``int32[K, 4, B]``.
-          augment: A pure function ``(batch, keys) -> batch``; the feed must make keys.
-        """
+        """Returns the K batches of `DeviceFeed.take`, leaves ``[B, ...]``."""
 
         def one(uses: Any) -> Any:
             batch = self.read(arrays, uses[_SLOT])
@@ -427,12 +363,9 @@ class EchoBuffer:
 
 
 def _written_in_turn(array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-    """Does what `SlotLayout.write` does, row by row, or at once into adjacent slots."""
+    """Does what `SlotLayout.write` does, row by row."""
     lane = array[0]
     flat = rows.reshape(len(rows), *lane.shape[1:])
-    if len(slots) < len(rows):
-        lane = jax.lax.dynamic_update_slice_in_dim(lane, flat, slots[0], 0)
-        return lane[None]
 
     def put(k: Any, lane: jax.Array) -> jax.Array:
         def into(lane: jax.Array) -> jax.Array:

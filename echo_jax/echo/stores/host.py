@@ -6,7 +6,7 @@ an item is copied when it is read, because the upstream may refill its arrays fo
 next one. A restore gives one more slot, the last one, to items that it leaves out.
 """
 
-from operator import attrgetter
+import warnings
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,13 +18,10 @@ from echo_jax.echo.upstream import Element
 
 # Enough to avoid a Python step for each row, and few compared with the buffer.
 _REWRITTEN_ROWS = 128
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 class ItemStore:
-    """Keeps items as they are and hands them out one at a time."""
-
-    # Every use is a read-only view of the copy that `prepare` makes.
+    """Keeps copies of items as they are, and hands out read-only views of one."""
 
     rewritten_rows = _REWRITTEN_ROWS
     eager = in_bulk = False
@@ -103,10 +100,11 @@ class RingStore:
             rows = self._rows_of([column[0] for column in columns])
             lead = (rows,)
         for (path, slots), column in zip(self._leaves, columns, strict=True):
-            shapes, dtypes = list(map(_shape, column)), list(map(_dtype, column))
-            alike = shapes.count(lead + slots.shape[1:]), dtypes.count(slots.dtype)
-            if alike != (len(column), len(column)):
-                self._refuse_leaf(path, slots, column)
+            due = lead + slots.shape[1:], slots.dtype
+            found = [(x.shape, x.dtype) for x in column]
+            if found.count(due) != len(found):
+                bad = next(x for x in column if (x.shape, x.dtype) != due)
+                self._refuse_leaf(path, slots, bad)
         if self._stacked:
             columns = [column[0] for column in columns]
         return columns, rows
@@ -145,22 +143,20 @@ class RingStore:
         leaves = [slots.take(rows, 0) for _, slots in self._leaves]
         return self._structure.build(iter(leaves))
 
-    @property
-    def seems_stacked(self) -> int:
-        """The rows that all leaves of an item share; 0 if it is not a batch."""
-        # Items whose leaves all have one axis are mostly sequences.
-        shapes = [slots.shape[1:] for _, slots in self._leaves]
-        rows = {shape[:1] for shape in shapes}
-        if len(rows) != 1 or rows == {()} or max(map(len, shapes)) < 2:
-            return 0
-        (first,) = rows.pop()
-        return first if first > 1 else 0
-
     def _lay_out(self, tree: Any) -> Structure:
         check_lists(tree, self._loader_rows)
         leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
+        rows = {leaf.shape[:1] for _, leaf in leaves}
         if self._stacked:
             common_rows(leaves)
+        # Items whose leaves all have one axis are mostly sequences.
+        elif len(rows) == 1 and min(rows) > (1,) and max(x.ndim for _, x in leaves) > 1:
+            warnings.warn(
+                "each item that ej.echo(..., batch=True) stacks has the first axis "
+                f"{rows.pop()[0]} in common in all of its leaves. If the items are "
+                "batches, use ej.echo_batches(loader, spec).",
+                stacklevel=2,
+            )
         places = self._num_slots + 1
         self._leaves = [
             (path, np.empty((places, *array.shape[self._stacked :]), array.dtype))
@@ -182,13 +178,10 @@ class RingStore:
             "arrays of one shape, or use batch=False"
         )
 
-    def _refuse_leaf(self, path: str, slots: np.ndarray, column: list[Any]) -> NoReturn:
-        arrays = [as_array(path, x) for x in column]
-        found = [(array.dtype, [*array.shape[self._stacked :]]) for array in arrays]
-        due = slots.dtype, [*slots.shape[1:]]
-        dtype, shape = next(each for each in found if each != due)
+    def _refuse_leaf(self, path: str, slots: np.ndarray, leaf: Any) -> NoReturn:
+        array = as_array(path, leaf)
         raise ValueError(
-            f"leaf item{path} is {dtype}{shape}, the first one was {due[0]}{due[1]}; "
-            "batch=True needs equal shapes and dtypes: pad or resize before the echo, "
-            "or use batch=False"
+            f"leaf item{path} is {array.dtype}{[*array.shape[self._stacked :]]}, the "
+            f"first one was {slots.dtype}{[*slots.shape[1:]]}; batch=True needs equal "
+            "shapes and dtypes: pad or resize before the echo, or use batch=False"
         )

@@ -31,18 +31,12 @@ _CLASSES = (np.matrix, np.recarray)
 
 def copied(tree: Any) -> Any:
     """Returns a tree with copies of its arrays and tensors; other leaves stay."""
-    # The common kinds first: every fresh element is copied.
-    if type(tree) is np.ndarray:
-        return tree.copy()
-    if type(tree) is dict:
-        return {
-            key: part.copy() if type(part) is np.ndarray else copied(part)
-            for key, part in tree.items()
-        }
-    return tree if isinstance(tree, _NUMBERS) else tree_map(_copied, tree)
+    return tree_map(_copied, tree)
 
 
 def _copied(leaf: Any) -> Any:
+    if type(leaf) is np.ndarray:  # The common kind first.
+        return leaf.copy()
     if _is_immutable(leaf):
         return leaf
     clone = getattr(leaf, "copy", None) or getattr(leaf, "clone", None)

@@ -16,7 +16,8 @@ from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.plans import Lanes, make_plan
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
 from echo_jax.training.feeds.device_feed import DeviceEchoFeed, count_lanes
