@@ -5,14 +5,18 @@ part of the batch, so the slowest host sets the pace. A producer is a list of ti
 for each batch, so policies are compared on the same input. Nothing sleeps.
 """
 
+import itertools
 import math
-from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import outputs_of
 from echo_jax.echo.schedule import exact_fraction
+from echo_jax.echo.spec import AdaptiveSpec
 
 Producer = Literal[
     "constant", "exponential", "bursty", "switching", "stalling", "pareto"
@@ -21,6 +25,8 @@ Producer = Literal[
 _SWITCH_BATCHES = 64
 _PARETO_SHAPE, _PARETO_MOST = 1.5, 1000.0
 _NOT_WAITING = np.iinfo(np.int32).max
+# The examples of a batch, and those of a producer.
+_ROWS, _ENDLESS = 16, 1 << 40
 
 
 def service_times(kind: Producer, mean_s: float, n: int, seed: int = 0) -> np.ndarray:
@@ -69,6 +75,10 @@ class Fixed:
 class Adaptive:
     """Fresh if ready, else the longest unused below the cap, else wait.
 
+    `simulate` asks the real plan, for batches of 16 examples. `simulate_hosts` repeats
+    whole batches, as the plan does where a batch has one example: a thousand plans
+    would take too long.
+
     Attributes:
       cap: Uses of a batch at most.
       buffer: How many batches are kept.
@@ -89,7 +99,7 @@ class Outcome:
       produced: Batches that were made upstream, by all hosts.
       used: Batches of them that were trained on.
       uses_by_repeat: How often a batch was used for the first, second, ... time,
-        ``int64[r]``; their sum is ``updates`` times the number of hosts.
+        ``float64[r]``; their sum is ``updates`` times the number of hosts.
     """
 
     seconds: float
@@ -107,46 +117,32 @@ def simulate(
     *,
     prefetch: int = 2,
 ) -> Outcome:
-    """Returns `simulate_hosts` of one host, ``float[n]``, fifty times as fast.
+    """Returns the outcome of one host, whose producer takes ``float[n]`` seconds.
 
     Example:
       >>> outcome = simulate(service_times("constant", 0.4, 1000), 0.1, Fixed(2))
       >>> round(outcome.busy_fraction, 2), outcome.uses_by_repeat.tolist()
-      (0.5, [999, 999])
+      (0.5, [999.0, 999.0])
     """
     service, horizon = [*service_s.tolist(), math.inf], float(np.sum(service_s))
-    factor = exact_fraction(policy.factor) if isinstance(policy, Fixed) else None
-    ready, taken, repeats = [service[0]], [], []
-    waiting: deque[tuple[int, int]] = deque()  # batches and their next repeats
-    now = 0.0
+    ready, taken, repeats, now = [service[0]], [], [], 0.0
 
     def finished(number: int) -> float:
         """When a batch is, of which the one prefetch + 1 before it was taken."""
         free = taken[number - prefetch - 1] if number > prefetch else 0.0
         return max(ready[number - 1], free) + service[min(number, len(service) - 1)]
 
-    while True:
-        batch, repeat = len(taken), 0
-        if isinstance(policy, Adaptive):
-            while waiting and waiting[0][0] < batch - policy.buffer:
-                waiting.popleft()
-        if waiting and (factor or ready[-1] > now):
-            batch, repeat = waiting.popleft()
-        else:
+    batches = _uses_of(policy, lambda: ready[-1] <= now)
+    for takes, of_batch in batches:
+        if takes:
             now = max(now, ready[-1])
-            if now + t_down_s > horizon:
-                break
-            taken.append(now)
-            ready.append(finished(batch + 1))
-            if factor:
-                uses = math.floor((batch + 1) * factor) - math.floor(batch * factor)
-                waiting.extend((batch, each) for each in range(1, uses))
-        now += t_down_s
-        if now > horizon:
+        if now + t_down_s > horizon:
             break
-        repeats.append(repeat)
-        if isinstance(policy, Adaptive) and repeat + 1 < policy.cap:
-            waiting.append((batch, repeat + 1))
+        if takes:
+            taken.append(now)
+            ready.append(finished(len(taken)))
+        now += t_down_s
+        repeats.append(of_batch)
     for number in range(len(ready), len(taken) + prefetch + 1):
         ready.append(finished(number))
     return Outcome(
@@ -154,9 +150,24 @@ def simulate(
         updates=len(repeats),
         busy_fraction=len(repeats) * t_down_s / horizon,
         produced=sum(each <= horizon for each in ready),
-        used=repeats.count(0),
-        uses_by_repeat=np.bincount(np.array(repeats, np.int64)),
+        used=len(taken),
+        uses_by_repeat=np.bincount(np.ravel(repeats)) / np.size(repeats[:1]),
     )
+
+
+def _uses_of(
+    policy: Fixed | Adaptive, is_ready: Callable[[], bool]
+) -> Iterator[tuple[bool, Any]]:
+    """Yields whether each update takes a fresh batch, and the repeats in its batch."""
+    if isinstance(policy, Fixed):
+        factor = exact_fraction(policy.factor)
+        for batch in itertools.count():
+            uses = math.floor((batch + 1) * factor) - math.floor(batch * factor)
+            yield from ((not repeat, [repeat]) for repeat in range(uses))
+    else:
+        plan = make_plan(AdaptiveSpec(policy.cap, policy.buffer * _ROWS, _ROWS))
+        for slots, uses in outputs_of(plan, _ENDLESS, _ROWS, is_ready):
+            yield slots.size > 0, uses.repeat[0]
 
 
 def simulate_hosts(
