@@ -41,7 +41,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.data.eval_examples = 512
     config.echo.after = "decode"
     config.optim.name = "adamw"
-    config.optim.lr = 1e-3
+    config.optim.lr = 5e-3  # Near the best of every arm in sweeps/s10_heat.py.
+    config.optim.warmup_updates = 20
     config.precision.compute = "float32"
     with config.unlocked():
         config.data.train_examples = 1_000_000  # None is computed twice.
@@ -50,10 +51,10 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "spread":
         config.echo.factor = 4.0
         config.echo.order = "spread"
-        config.echo.buffer = 2048
+        config.echo.buffer = 512
     if variant == "adaptive":
         config.echo.mode = "adaptive"
-        config.echo.buffer = 2048
+        config.echo.buffer = 512
     if variant == "tiny":
         config.updates = 40
         config.log_every = 10

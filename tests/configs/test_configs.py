@@ -59,6 +59,8 @@ VARIANTS = {
     "sweeps/lm_crawl": ["tiny"],
     "sweeps/lm_echo_factor": ["4096", "tiny"],
     "sweeps/lm_seconds": ["2", "8", "tiny"],
+    "sweeps/s10_heat": ["tiny"],
+    "sweeps/s10_seconds": ["fed", "tiny"],
     "sweeps/s1_placement": ["cifar", "tiny"],
     "sweeps/s2_factor": ["8", "128", "decay", "tiny"],
     "sweeps/s3_untuned": ["tiny"],
