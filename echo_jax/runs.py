@@ -37,7 +37,6 @@ from echo_jax.training.processes import distributed, peers
 from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
-from echo_jax.training.start import TakenBack
 from echo_jax.training.trainer import train_checked
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
@@ -201,19 +200,13 @@ def _run_arms(
         # Check now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
             check_workdir(workdir / name, arm)
-    with TakenBack(workdir, ["study.json"]) as start:
-        _write_study(config, workdir, calibration, storage)
-        for number, (name, arm) in enumerate(arms.items(), start=1):
-            print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
-            lock.check()
-            try:
-                update = train_arm(arm, workdir / name, lock)
-                if update is not None:
-                    print(f"{name} diverged at update {update}: the study marks it")
-            finally:
-                # An arm whose start was refused has left no files.
-                if (workdir / name / "config.json").exists():
-                    start.keep()
+    _write_study(config, workdir, calibration, storage)
+    for number, (name, arm) in enumerate(arms.items(), start=1):
+        print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
+        lock.check()
+        update = train_arm(arm, workdir / name, lock)
+        if update is not None:
+            print(f"{name} diverged at update {update}: the study marks it")
 
 
 def _write_study(

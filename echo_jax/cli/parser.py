@@ -29,7 +29,7 @@ Each command has a --help of its own."""
 
 _TRAIN_EPILOG = """\
 Every field of the config is a flag: --config.FIELD=VALUE. 'echo-jax configs show lm'
-shows those of a config and what each means, as the site's page on fields does; a
+shows the fields of a config and what each means, as the site's page on fields does; a
 mistyped one is answered with those that there are. 'echo-jax configs copy lm' makes a
 file of your own.
 The same command with the same workdir resumes.

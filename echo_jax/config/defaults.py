@@ -144,11 +144,9 @@ def default_config() -> Config:
     config.data.eval_examples = 0  # 0: the whole evaluation split
     # A longer wait for data saves and ends the run; 0: no limit.
     config.data.timeout_s = 1800.0
-    # Whether to look for NaN and infinity in fresh items that enter the echo. Up to
-    # max_bad such items are skipped; the item at the same place in a later epoch
-    # replaces each. With max_bad=0 the first one ends the run.
+    # Whether to look for NaN and infinity in fresh items that enter the echo. The first
+    # such item ends the run.
     config.data.check_finite = True
-    config.data.max_bad = 0
     config.data.storage = ConfigDict()
     config.data.storage.latency_s = 0.0  # mean latency of a read
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited
@@ -159,7 +157,7 @@ def default_config() -> Config:
     # Updates after which the batch grows by each of the factors, up to batch_size.
     config.batch.boundaries = ()
     config.batch.factors = ()
-    # The examples for batch norm statistics: all | device. They are those of an update
+    # The examples for batch norm statistics: all | device. They are of an update
     # or, with micro above 1, of a part of it. Replicas have their own statistics.
     config.batch.statistics = "all"
     # The batch norm statistics in evaluation: moving (averages over updates) | last (of

@@ -54,7 +54,7 @@ def find_config(file: str) -> Path:
         return known[file]
     if not file:
         raise FileNotFoundError(
-            "config '' names none; give PATH.py, or a config's name"
+            "--config is empty. Give PATH.py, or a name that 'echo-jax configs' lists."
         )
     if path.is_dir():
         raise FileNotFoundError(

@@ -303,7 +303,7 @@ class DeviceEchoIterator(EchoIterator):
             "prefetch": self._prefetch,
             "drop_remainder": self._drop_remainder,
         }
-        # Without the addresses of functions, such as that of a factor.
+        # Without the addresses of functions, such as a factor by item.
         return re.sub(r" at 0x[0-9a-f]+", "", str(named)), place.over_all(room)
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ def echo_batches(
 
     Every fresh batch is sent once, ahead of its use. The spec says how the training
     batches are drawn from a buffer in accelerator memory. Every use is augmented there
-    again. Without a spec the echo is that of `echo_jax.echo_batches`, within a tenth of
+    again. Without a spec the echo is as in `echo_jax.echo_batches`, within a tenth of
     the devices' free memory.
 
     If the mesh has devices of several processes, every process calls this with a loader
@@ -343,7 +343,7 @@ def echo_batches(
 
     Args:
       loader: Yields host batches of one size: pytrees of arrays with a first axis. The
-        state can be saved if that of `echo_jax.echo_batches` can.
+        state can be saved as in `echo_jax.echo_batches`.
       spec: An `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`. ``batch_size`` is that of
         the training batches, which may be another than the loader's, and ``buffer``
         counts examples over all devices. The first batch chooses what it leaves out.
@@ -372,7 +372,7 @@ def echo_batches(
 
     Raises:
       TypeError: The spec or an option has another type.
-      ValueError: The sharding splits another axis than that of the examples, or the
+      ValueError: The sharding splits another axis than the examples' axis, or the
         lanes are not a multiple of its parts. With the first batch, if the buffer does
         not fit, or is too small for ``spread`` to have no item twice in a batch, or if
         other processes make another echo.

@@ -25,8 +25,8 @@ class StepEcho:
     `decide` makes the integers of all training batches before training. In the step
     `write` puts fresh rows into slots, and `read` gathers the batch. Both are pure
     functions, for ``jax.jit``, ``jax.lax.scan``, ``jax.checkpoint`` and your own
-    ``jax.shard_map``. Batches, keys and tags are those of `echo_batches` with
-    ``drop_remainder=True``, to the bit.
+    ``jax.shard_map``. Batches, keys and tags equal `echo_batches` with
+    ``drop_remainder=True``, bit for bit.
 
     It can be a static argument of ``jax.jit``; another seed or log makes an equal echo.
     On several devices split the slots and a batch's integers along their first axis and
@@ -131,7 +131,7 @@ class StepEcho:
           first: The position in ``fresh`` of the first host batch that is taken.
 
         Raises:
-          ValueError: The host batches are not like that of `of`.
+          ValueError: The host batches are not like the one given to `of`.
         """
         slots = integers[:, : -4 * self.size]
         lanes, rows = len(slots), self.buffer.rows // self.buffer.num_lanes

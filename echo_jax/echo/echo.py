@@ -208,7 +208,7 @@ def echo_batches(
       loader: Yields batches: pytrees of arrays with one first axis in common. They may
         have another size than ``spec.batch_size``. See `echo` for its state.
       spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-        ``batch_size`` is that of the output batches, and ``buffer`` counts examples.
+        ``batch_size`` is of the output batches, and ``buffer`` counts examples.
         What it leaves out is chosen by the first batch, which is then read at once: the
         loader's batch size, order ``spread``, and a buffer of at most 64 batches and a
         tenth of the free memory. So ``EchoSpec(4)`` uses each example 4 times, far

@@ -108,7 +108,7 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
     check. The trainer checks its own pipelines: see ``config.data.check_finite``.
 
     Args:
-      iterable: Yields pytrees. The result has a state if that of `echo_jax.echo` has.
+      iterable: Yields pytrees. The result has a state where `echo_jax.echo` has one.
       max_bad: The number of items that are not finite that may be skipped; the next one
         is an error.
 

@@ -18,7 +18,7 @@ class EchoIterator(Iterator[Any]):
 
     Attributes:
       tags: The tags of the latest output, None before the first; in several processes
-        those of this process's rows.
+        the tags of this process's rows.
     """
 
     def __init__(

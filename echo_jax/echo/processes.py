@@ -72,7 +72,7 @@ class Placement:
         return cls(sharding, own, lanes, parts * each)
 
     def over_all(self, count: int) -> int:
-        """Returns a count of all processes, from that of this process."""
+        """Returns a count of all processes, from this process's count."""
         return count * self.num_lanes // len(self.lanes)
 
     def joined(self, batch: Any) -> Any:

@@ -19,7 +19,7 @@ from echo_jax.echo.schedule import (
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
 _SEQUENCE_VERSION = 1
-# The value of a field that is left to the echo; its type is that of a chosen one.
+# The value of a field that is left to the echo.
 _LEFT_OUT: Any = None
 _DEFAULTS = {"buffer": 1, "order": "consecutive", "batch_size": 1}
 

@@ -24,7 +24,7 @@ class Stats(dict[str, Any]):
 
 
 class Totals(NamedTuple):
-    """Numbers that only grow, from which those of any span follow."""
+    """Numbers that only grow; the numbers of any span are differences."""
 
     draws: int = 0
     waited_s: float = 0.0

@@ -102,7 +102,7 @@ def _open(bucket: str) -> None:
 
 
 def _set_up_clients() -> None:
-    """Makes all clients, including those of Orbax, see the same objects."""
+    """Makes all clients, also Orbax's, see the same objects."""
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
         # TensorStore, which writes the arrays, has another name for it.

@@ -30,7 +30,7 @@ class Evaluation:
       update: The update of its checkpoint.
       source: The data, as in ``data.source``.
       split: The split; ``""`` where the workload has a single one for evaluation.
-      asked_split: The requested split; ``""`` for that of the run.
+      asked_split: The requested split; ``""`` for the split of the run.
       max_examples: The requested number of examples, see `evaluate_run`.
       was_trained_on: Whether the run was trained on this split.
       metric: The metric of this workload's targets.
@@ -67,7 +67,7 @@ def evaluate_run(
     Args:
       run: From `load_run`.
       source: Other data, as in ``data.source``, with the same tokens, or with some of
-        the classes; by default that of the run.
+        the classes; by default the folder of the run.
       split: By default the split on which the run was evaluated.
       max_examples: Number of examples, always the same ones; 0 for all; by default as
         in the run.

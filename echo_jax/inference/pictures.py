@@ -24,7 +24,7 @@ def draw_boxes(
     thick = max(2, round(min(height, width) / 200))
     font = ImageFont.load_default(max(10, round(min(height, width) / 40)))
     sides = np.array([height, width, height, width])
-    # The last drawn box is on top: that of the highest score.
+    # The last drawn box is on top: the one with the highest score.
     for index in reversed(range(len(boxes))):
         top, left, bottom, right = np.round(boxes[index] * sides).astype(int).tolist()
         colour = _COLOURS[labels[index] % len(_COLOURS)]

@@ -56,7 +56,7 @@ def momentum_or_none(momentum: float) -> float:
 def merged_statistics(
     tree: Any, mean: Callable[[Any], Any], before: Any = None, kept: Any = None
 ) -> Any:
-    """Returns the statistics of all examples from those of parts of equal size."""
+    """Returns the statistics of all examples from parts of equal size."""
 
     def of_norm(stats: Any, before: Any, kept: Any) -> Any:
         if before is None:
@@ -91,9 +91,9 @@ class GhostBatchNorm(nn.Module):
     """Normalises every virtual batch by its own mean and variance.
 
     A large batch is cut into virtual batches of consecutive examples, so that its
-    statistics are as noisy as those of a small batch. If a device's share of the batch
+    statistics are as noisy as in a small batch. If a device's share of the batch
     is a multiple of `virtual_batch`, each virtual batch is on one device and the
-    devices exchange no statistics. The running statistics follow those of the whole
+    devices exchange no statistics. The running statistics follow the whole
     batch: its variance is the mean of the virtual batches' variances plus the variance
     of their means. It is *not* synchronised batch norm unless `virtual_batch` is None.
     Statistics, scale and bias are float32, whatever the type of the computation.

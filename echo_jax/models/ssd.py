@@ -10,7 +10,7 @@ from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.imagenet_resnet import ResNetStages
 
 # Channels of the maps behind the trunk, in units of its width. With the usual width of
-# 64 they are those of SSD300: 512 for the first two maps, then 256.
+# 64 they are as in SSD300: 512 for the first two maps, then 256.
 _FIRST_EXTRAS, _OTHER_EXTRAS = 8, 4
 
 # Wider maps are halved; smaller ones lose a border of one cell.
@@ -24,7 +24,7 @@ class SSD(nn.Module):
     1, so that the finest map has an eighth of the resolution. Pairs of a 1x1 and a 3x3
     convolution make the coarser maps. Every map has its own 3x3 convolution that
     predicts. With 300 pixels and three stages of 3, 4 and 6 blocks (ResNet-34) the maps
-    are those of SSD300: 38, 19, 10, 5, 3 and 1 cells wide. The data echoing paper does
+    are as in SSD300: 38, 19, 10, 5, 3 and 1 cells wide. The data echoing paper does
     not name its backbone. MLPerf's SSD has the same backbone, but does not normalise
     the maps behind the trunk.
 

@@ -112,8 +112,8 @@ class Falsified(NamedTuple):
     says: str
     arm: str
     over: str
-    # Fresh examples of `arm` over those of `over`, or the difference of their last
-    # values.
+    # The fresh examples of `arm` divided by the fresh examples of `over`, or the
+    # difference of their last values.
     ratio: Interval
     bound: float
     # Whether the ratio is below `bound`; None where the interval holds it.

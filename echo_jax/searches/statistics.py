@@ -30,7 +30,7 @@ class Interval(NamedTuple):
     high: float
 
     def exp(self) -> "Interval":
-        """Returns the interval of a ratio from that of its logarithm."""
+        """Returns the interval of a ratio from the interval of its logarithm."""
         return Interval(*(math.exp(x) for x in self))
 
 

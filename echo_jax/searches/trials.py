@@ -187,7 +187,7 @@ def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
 
 
 def read_unit(workdir: RunPath, unit: Unit, wanted: str = "") -> list[Trial]:
-    """Returns the existing trials of a unit; refuses those of another `wanted` hash."""
+    """Returns the existing trials of a unit; refuses trials of another hash."""
     path = unit.path(workdir)
     content = read_json(path, _UNIT)
     if content is None:

@@ -243,8 +243,8 @@ _share = functools.lru_cache(maxsize=8)(_Shared)
 
 # Starting a program costs tens of microseconds, or more with many arrays; several
 # updates in one share the cost. To the host they are one: it cannot evaluate, save or
-# log inside a group. Groups start at multiples of their size, so those of a run do not
-# depend on where it was stopped.
+# log inside a group. Groups start at multiples of their size, so they do not depend on
+# where a run was stopped.
 def next_group(done: int, steps: int, *, total: int, stops: Sequence[int]) -> int:
     """Returns how many updates to dispatch next: `steps` of them, or 1."""
     # The host needs the state at every multiple of each stop; 0 is never.

@@ -66,7 +66,7 @@ def evaluate(
     *,
     evaluator: Evaluator | None = None,
 ) -> dict[str, float]:
-    """Returns all metrics of the task over a split, and those of an evaluator."""
+    """Returns all metrics of the task and of an evaluator over a split."""
     num_devices = compiled.mesh.size // jax.process_count()
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
@@ -119,8 +119,8 @@ def check_norm(config: Config, compiled: CompiledFunctions, workload: Workload) 
     model = jax.eval_shape(compiled.model, compiled.abstract_state)
     if norm != "moving" and not jax.tree.leaves(model.model_state):
         raise ValueError(
-            f"config.batch.norm={norm!r} needs a model with batch norm, which that of "
-            f"workload {workload.name!r} has not; set --config.batch.norm=moving"
+            f"config.batch.norm={norm!r} needs a model with batch norm, and workload "
+            f"{workload.name!r} has none. Use --config.batch.norm=moving."
         )
 
 

@@ -30,7 +30,6 @@ from rich.console import Console
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.check import check_config
-from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
@@ -66,6 +65,7 @@ from echo_jax.training.records.environment import (
     check_saved,
     check_shared,
     check_workdir,
+    claim_workdir,
     describe_environment,
     identity,
     lock_workdir,
@@ -79,7 +79,7 @@ from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
 from echo_jax.training.saving.saved_model import WarmStart, replaced, warm_start
 from echo_jax.training.saving.weights import flat_arrays
-from echo_jax.training.start import Start
+from echo_jax.training.start import moved_by_updates
 from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
 from echo_jax.training.update.local import Meetings
 from echo_jax.training.update.loss_scale import (
@@ -313,7 +313,7 @@ def train(
     more updates. If its schedule decays until the end of the run, the learning rate
     continues as in the longer run, and a note says so.
 
-    If a start fails before its first update, the folder stays as it was.
+    A folder in which nothing was saved is free for a run of another config.
 
     Two runs from the start also end with the same parameters. To repeat an adaptive
     run, give its ``tape.json`` to ``echo.replay``.
@@ -379,8 +379,6 @@ def train_checked(
         return summary
 
     with ExitStack() as stack:
-        start = stack.enter_context(Start(workdir, config, workload.task_files))
-        check_shared(workdir)
         before = read_if_whole(workdir / "environment.json") or {}
         environment = describe_environment(workload.metadata)
         environment["xla_options"] = dict(compiled.xla_options)
@@ -388,16 +386,20 @@ def train_checked(
             replicas = environment["replicas"] = compiled.mesh.size
             if is_main_process():
                 check_replicas(workdir, replicas)
-        if is_main_process():
-            write_task(workdir, workload)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
+        # A start that fails before this line leaves the config that the folder had.
+        moved = moved_by_updates(workdir, config)
+        if is_main_process():
+            claim_workdir(workdir, config)
+            write_task(workdir, workload)
+        check_shared(workdir)
         if trainer.warm_start:
             environment["init_from"] = trainer.warm_start.report()
         elif "init_from" in before and trainer.totals.updates:
             environment["init_from"] = before["init_from"]
         write_json_once(workdir / "environment.json", environment)
-        if trainer.totals.updates and start.bent:
-            trainer.progress.note(start.bent)
+        if trainer.totals.updates and moved:
+            trainer.progress.note(moved)
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
@@ -410,7 +412,6 @@ def train_checked(
             updates = trainer.totals.updates
             if signum := stop.asked(updates):
                 trainer.save()
-                start.keep()
                 raise Interrupted(updates, signum)
             is_last = updates >= last
             if is_last or updates % eval_every == 0:
@@ -422,7 +423,6 @@ def train_checked(
                 break
             with profile.around():
                 trainer.dispatch(trainer.take())
-                start.keep()
                 trainer.read()
 
         profile.say_if_missed()
@@ -654,7 +654,6 @@ class Trainer:
             with self.clock.phase("wait"), waiting:
                 inputs = self.feed.take(num_updates)
             if inputs is not None:
-                self._count_skipped()
                 return inputs
             # The other processes need this one's share of every update. So it goes on
             # with a held batch until all learn of the end: when they gather their
@@ -663,14 +662,6 @@ class Trainer:
         if jax.process_count() == 1:
             self._totals_of_each()  # Raises: no other process waits.
         return self.feed.hold(num_updates)
-
-    def _count_skipped(self) -> None:
-        most = self.config.data.max_bad
-        for bad in self.feed.skipped:
-            count = self.totals.skipped + 1
-            self.totals = replace(self.totals, skipped=count)
-            self.progress.note(f"skips {bad}; {count} of {most} that may be skipped")
-            _check_skipped(count, most, f"; the last is {bad}")
 
     def dispatch(self, inputs: Any) -> None:
         """Starts the updates of an input."""
@@ -755,15 +746,4 @@ class Trainer:
         gathered = all_gather([asdict(own), self._ended_after])
         if ends := [after for _, after in gathered if after is not None]:
             raise data_ended(self._workload, f"after {min(ends)} updates")
-        each = [Totals(**counts) for counts, _ in gathered]
-        _check_skipped(Totals.of_all(each).skipped, self.config.data.max_bad)
-        return each
-
-
-def _check_skipped(count: int, most: int, last: str = "") -> None:
-    # With max_bad=0 no item is skipped: the first bad one fails when it is read.
-    if 0 < most < count:
-        raise BadItemError(
-            f"{count} fresh items are bad, more than data.max_bad={most}{last}; mend "
-            f"their records, or skip more with --config.data.max_bad={10 * most}"
-        )
+        return [Totals(**counts) for counts, _ in gathered]

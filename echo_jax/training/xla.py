@@ -4,7 +4,7 @@ In ``XLA_FLAGS`` an unknown option ends the process; here it is an error with it
 
 XLA counts the operations of one update's program before it is compiled. Once compiled,
 a GPU's matrix products are calls of a library, which XLA counts as nothing
-(github.com/jax-ml/jax/issues/22249), and the program is that of a single device. XLA
+(github.com/jax-ml/jax/issues/22249), and the program is for a single device. XLA
 counts the body of a scan once, so a group of updates is not counted as one program.
 
 The trace of `jax.profiler`, for TensorBoard or XProf, begins and ends with no update in
@@ -83,7 +83,7 @@ def xla_options(config: Config, platform: str, kind: str = "") -> XlaOptions:
 
 
 # "%name = type opcode(operands), attributes". The type of the end of a collective, of
-# one that has a start and an end, is that of its result alone.
+# one that has a start and an end, is of its result alone.
 _COLLECTIVE = re.compile(
     r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|ragged-all-to-all"
     r"|reduce-scatter)(?:-done)?\((.*)"

@@ -202,8 +202,7 @@ class Workload:
         items, up to the stage that the echo follows, without tags. Datasets of both
         pipelines may have a ``fresh_time``, an
         `echo_jax.data.pipeline.grain_engine.FreshTime` with which their echo measures
-        the time of a fresh batch. They may have ``bad_items``, an
-        `echo_jax.data.pipeline.bad_items.BadItems`, which records replaced fresh items.
+        the time of a fresh batch.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
       evaluator: Makes the `Evaluator` of one pass over the evaluation split; None if

@@ -289,7 +289,7 @@ def test_a_missing_split_and_another_kind_are_refused(source_of, name):
         (f"{__name__}:Empty", "has no example in split 'train'"),
         (f"{__name__}:Nothing", "cannot be imported"),
         # No other code is called by its name.
-        ("os:system", "is no class with splits"),
+        ("os:system", "has no splits. Name a class with splits"),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused(source, said):

@@ -178,7 +178,7 @@ PACKED = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(BOMB)) + BOMB
 @pytest.mark.parametrize(
     ("known", "truth", "meta", "message"),
     [
-        (KNOWN, b"1\n2\n", None, "has '2', which data/meta.mat has not"),
+        (KNOWN, b"1\n2\n", None, "has the class '2', which data/meta.mat does not"),
         ({1: "n1", 3: "../etc"}, b"1\n", None, "has a class 'n1', and no n01440"),
         (KNOWN, b"1\n", CUT, "meta.mat is no list of classes"),
         (KNOWN, b"1\n", PACKED, "unpacks to more than"),

@@ -216,7 +216,7 @@ NO_COCO = [
     (coco_json({}, [], [(k, "a") for k in range(65_537)]), "more than 65536 cat"),
     (coco_json(IMAGES, [], [("1.5", "a")]), "id is '1.5', not a number below"),
     (coco_json({1: ("a", 2, 2), 2: ("a", 2, 2)}, []), "one file_name"),
-    (coco_json({1: ("a", 2, 2), "1": ("b", 2, 2)}, []), "two images have one id"),
+    (coco_json({1: ("a", 2, 2), "1": ("b", 2, 2)}, []), "two images have one id, 1"),
     (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),
     (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
     (coco_json(IMAGES, [{"id": 77, "x": float("nan")}]), "it holds NaN, and JSON has"),

@@ -246,7 +246,7 @@ def test_another_model_file_is_refused(tmp_path):
     (path := tmp_path / "m.model").write_bytes(b"no model")
     text = {"tokenizer": "sentencepiece", "tokenizer_model": path}
     said = refusal(tmp_path / "out", tmp_path / "a.txt", text=text)
-    assert f"--tokenizer-model={path}: it is no sentencepiece model" in said
+    assert f"--tokenizer-model={path}: it is not a SentencePiece model" in said
 
 
 BAD = {

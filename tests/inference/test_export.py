@@ -67,7 +67,7 @@ def test_whatever_bit_of_an_array_has_changed_is_seen(tmp_path):
         with pytest.raises(FolderError, match=r"is damaged: .params/[ab]. is not what"):
             read_weights(file)
     for before, after, said in (
-        (b"params/a", b"params/c", "its hashes are not those of its arrays"),
+        (b"params/a", b"params/c", "its hashes do not match its arrays"),
         (b'{\\"params', b'[\\"params', "its hashes cannot be read"),
     ):
         file.write_bytes(whole.replace(before, after, 1))

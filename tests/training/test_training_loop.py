@@ -44,7 +44,7 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     config = tiny_config(echo__factor=2.5).to_dict()
     # How it is carried out and looked at is no part of a run.
     del config["distributed"], config["log"], config["profile"]
-    for name in ("timeout_s", "check_finite", "max_bad"):
+    for name in ("timeout_s", "check_finite"):
         del config["data"][name]
     assert saved == json.loads(json.dumps(config))
     assert environment["versions"]["jax"] == jax.__version__

@@ -30,9 +30,9 @@ class ColourFactors(NamedTuple):
 class ColourDistortion:
     """Changes brightness, contrast, saturation and hue, in this order.
 
-    The default strengths and the arithmetic are those of Inception's preprocessing
+    The default strengths and the arithmetic come from Inception's preprocessing
     (Howard 2013; TensorFlow's ``distort_color``). Brightness is added. Contrast is
-    about the mean of each channel. Saturation and hue are those of HSV. Unlike there,
+    about the mean of each channel. Saturation and hue are as in HSV. Unlike there,
     the order is fixed, and pixels are clipped to 0..255 before saturation, so that
     saturation is defined.
 

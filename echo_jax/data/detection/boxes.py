@@ -9,7 +9,7 @@ from typing import Any
 VARIANCES = (0.1, 0.2)
 """What offsets of centres and of log sizes are divided by.
 
-They bring both to about unit scale; the values are those of the authors' SSD code (Liu
+They bring both to about unit scale; the values are from the authors' SSD code (Liu
 et al. 2016).
 """
 

@@ -17,7 +17,7 @@ class DecodeBoxes:
 
     decode_record: Callable[[Any], dict[str, Any]]  # Returns the dict of kind coco.
     size: int
-    max_boxes: int  # Objects to keep, those of the largest area.
+    max_boxes: int  # Objects to keep, the largest ones.
 
     def __call__(self, record: Any) -> Item:
         entries = self.decode_record(record)

@@ -71,7 +71,7 @@ def train_dataset(
         uses = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
         batches = uses.batch(rows, drop_remainder=True, batch_fn=below)
     batches = ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetch)
-    return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
+    return WithFreshTime(batches, fresh.fresh_time)
 
 
 # Element r of batch c is fresh item ``c * batch_size + r`` of `train_dataset`, so an

@@ -1,19 +1,16 @@
 """The stages above the echo: fresh items by their index in the endless stream.
 
 Every stage is a function of the stream index, so any thread or worker of any engine may
-compute any item. Dropping an item with NaN or infinity would move all later ones. So
-the item at the same place in the next epoch replaces it, or in a later epoch if that
-item is bad too. The result does not depend on engine, worker, host or restart.
+compute any item. An item with NaN or infinity ends the run: leaving it out would move
+all later ones. `echo-jax prepare` leaves such records out.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import grain
 
-from echo_jax.data.pipeline.bad_items import BadItem, BadItems
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.data.pipeline.spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.pipeline.stages import (
@@ -26,13 +23,11 @@ from echo_jax.data.pipeline.stages import (
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
 
-_MOST_EPOCHS = 100
-
 
 def fresh_items(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.MapDataset[Any]:
-    """Returns a shard's endless fresh items by index, some of them `_Replaced`."""
+    """Returns a shard's endless fresh items by index."""
     records = _records(stages, pipeline)
     dataset = records.map(stages.source.__getitem__)
     if pipeline.storage.is_simulated:
@@ -45,13 +40,10 @@ def fresh_items(
             augment and Guarded("augment", augment),
             pipeline.stream_seed(AUGMENT),
         )
-        unchecked = dataset.map_with_index(finish)
-        otherwise = partial(_refuse_bad, records)
-        if pipeline.max_bad:
-            otherwise = partial(_replace_bad, unchecked, records, len(stages.source))
-        # A separate Grain stage would cost more than most checks.
-        checked = dataset.map_with_index(partial(_checked, finish, otherwise))
-        dataset = checked if pipeline.check_finite else unchecked
+        if pipeline.check_finite:
+            # A separate Grain stage would cost more than most checks.
+            finish = partial(_checked, finish, records)
+        dataset = dataset.map_with_index(finish)
     if shard.count == 1:
         return dataset
     rows = shard.rows(pipeline.batch_size)
@@ -102,73 +94,21 @@ class _ShardOfItems(grain.MapDataset):
         return self._parent[int(self._index(index))]
 
 
-class _Replaced(NamedTuple):
-    """An element to use, and the bad items that were replaced in it."""
-
-    element: Any
-    bad: Sequence[BadItem]
-
-
 def _checked(
     finish: Callable[[int, Any], Any],
-    otherwise: Callable[[int, Any], Any],
+    records: grain.MapDataset,
     index: int,
     record: Any,
 ) -> Any:
     item = finish(index, record)
-    return item if is_finite(item) else otherwise(index, item)
+    if not is_finite(item):
+        _refuse_bad(records, index, item)
+    return item
 
 
 def _refuse_bad(records: grain.MapDataset, index: int, item: Any) -> NoReturn:
-    raise BadItemError(
-        f"{_bad(records, index, item)}; mend the record, or skip such items: "
-        "--config.data.max_bad=1 or more, with --config.echo.after=decode, augment "
-        "or batch; --config.data.check_finite=False looks for none"
-    )
-
-
-def _replace_bad(
-    items: grain.MapDataset, records: grain.MapDataset, size: int, index: int, item: Any
-) -> _Replaced:
-    """Replaces a bad item by the finite item at its place in a later epoch."""
-    bad = _bad(records, index, item)
-    for epoch in range(1, _MOST_EPOCHS + 1):
-        other = items[index + epoch * size]
-        if is_finite(other):
-            return _Replaced(other, (bad,))
-    raise BadItemError(
-        f"{bad}; neither is finite what has its place in the {_MOST_EPOCHS} epochs "
-        "after it, and could be used instead; mend the records"
-    )
-
-
-def _bad(records: grain.MapDataset, index: int, item: Any) -> BadItem:
     record: Any = records[int(index)]
-    return BadItem(int(index), int(record), what_is_bad(item))
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Gathers items to one element, which is `_Replaced` if any item is."""
-
-    gather: Callable[[Sequence[Any]], Any]
-
-    def __call__(self, items: Sequence[Any]) -> Any:
-        bad = [each for item in items if type(item) is _Replaced for each in item.bad]
-        if not bad:
-            return self.gather(items)
-        items = [item.element if type(item) is _Replaced else item for item in items]
-        return _Replaced(self.gather(items), bad)
-
-
-@dataclass(frozen=True)
-class TakeNote:
-    """Reports bad items in the training process; returns the element to use."""
-
-    bad_items: BadItems
-
-    def __call__(self, element: Any) -> Any:
-        if type(element) is _Replaced:
-            self.bad_items.add(element.bad)
-            return element.element
-        return element
+    raise BadItemError(
+        f"fresh item {int(index)} (record {int(record)}): {what_is_bad(item)}. Mend "
+        "the record, or use --config.data.check_finite=False, which looks for none."
+    )

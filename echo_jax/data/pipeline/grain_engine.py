@@ -6,7 +6,6 @@ cross the process boundary, which costs more than making them (measured:
 docs/design.md).
 """
 
-import functools
 import math
 import signal
 import time
@@ -15,10 +14,8 @@ from typing import Any
 
 import grain
 from absl import flags
-from grain.experimental import batch_and_pad
 
-from echo_jax.data.pipeline.bad_items import BadItems
-from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
+from echo_jax.data.pipeline.fresh import fresh_items
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
@@ -84,13 +81,11 @@ class FreshTime:
 
 
 class WithFreshTime(grain.IterDataset):
-    """Its parent's elements, with `fresh_time` and `bad_items` for the trainer."""
+    """Its parent's elements, with `fresh_time` for the trainer."""
 
-    def __init__(
-        self, parent: grain.IterDataset, fresh_time: FreshTime, bad_items: BadItems
-    ):
+    def __init__(self, parent: grain.IterDataset, fresh_time: FreshTime):
         super().__init__(parent)
-        self.fresh_time, self.bad_items = fresh_time, bad_items
+        self.fresh_time = fresh_time
 
     def __iter__(self) -> grain.DatasetIterator:
         return self._parent.__iter__()
@@ -168,13 +163,9 @@ def grain_fresh(
     """Returns the endless stream of fresh elements: batches, or items."""
     items, rows = fresh_items(stages, pipeline, shard), shard.rows(pipeline.batch_size)
     if in_batches:
-        # Grain's own function writes workers' batches to memory that the trainer reads.
-        stack = None
-        if pipeline.max_bad:
-            stack = Gather(functools.partial(batch_and_pad, batch_size=rows))
-        dataset = items.batch(rows, batch_fn=stack)
+        dataset = items.batch(rows)
     else:
-        dataset = items.batch(_ITEMS_PER_LIST, batch_fn=Gather(list))
+        dataset = items.batch(_ITEMS_PER_LIST, batch_fn=list)
     # Each thread holds two elements: one in progress and one ready.
     held = 2 * pipeline.threads
     stream = dataset.to_iter_dataset(
@@ -193,14 +184,9 @@ def grain_fresh(
         # Each worker holds one more between its threads and its buffer.
         held = pipeline.workers * (held + 1 + _WORKER_BUFFER)
     per_batch = 1 if in_batches else rows / _ITEMS_PER_LIST
-    bad_items = BadItems(pipeline.items_per_index)
-    if pipeline.max_bad:
-        stream = stream.map(TakeNote(bad_items))
     fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
-    timed = TimedFresh(stream, fresh_time, bad_items)
-    if in_batches:
-        return timed
-    return WithFreshTime(_FlattenLists(timed), fresh_time, bad_items)
+    timed = TimedFresh(stream, fresh_time)
+    return timed if in_batches else WithFreshTime(_FlattenLists(timed), fresh_time)
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:

@@ -27,8 +27,6 @@ class PipelineSpec:
     storage: StorageSpec = field(default_factory=StorageSpec)
     engine: Engine = "grain"
     check_finite: bool = True
-    # Number of bad items that a run may skip; 0 refuses the first one.
-    max_bad: int = 0
 
     def __post_init__(self):
         for name, value, known in (
@@ -44,23 +42,11 @@ class PipelineSpec:
                 f"data.workers={self.workers} needs data.pipeline=grain; tf.data runs "
                 "the stages in threads. Use --config.data.workers=0."
             )
-        for name in ("batch_size", "seed", "threads", "workers", "prefetch", "max_bad"):
+        for name in ("batch_size", "seed", "threads", "workers", "prefetch"):
             value, least = getattr(self, name), int(name == "batch_size")
             if value < least:
                 named = name if name in ("batch_size", "seed") else f"data.{name}"
                 raise ValueError(f"{named}={value} is too small; use {least} or more.")
-        if not self.max_bad:
-            return
-        if not self.check_finite:
-            raise ValueError(
-                f"data.max_bad={self.max_bad} needs --config.data.check_finite=True."
-            )
-        if self.after == "read":
-            raise ValueError(
-                f"data.max_bad={self.max_bad} has no items to skip with echo.after="
-                "read, which echoes records before it is known what is in them; use "
-                "--config.data.max_bad=0, or --config.echo.after=decode."
-            )
 
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":
@@ -75,13 +61,7 @@ class PipelineSpec:
             storage=StorageSpec(**config.data.storage),
             engine=config.data.pipeline,
             check_finite=config.data.check_finite,
-            max_bad=config.data.max_bad,
         )
-
-    @property
-    def items_per_index(self) -> int:
-        """Returns how many fresh items share one fresh index of the echo."""
-        return self.batch_size if self.after == "batch" else 1
 
     def stream_seed(self, stream: int) -> int:
         """Returns the seed of ``SHUFFLE``, ``AUGMENT`` or ``STORAGE``."""

@@ -15,8 +15,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from echo_jax.data.pipeline.bad_items import BadItems
-from echo_jax.data.pipeline.fresh import TakeNote, fresh_items
+from echo_jax.data.pipeline.fresh import fresh_items
 from echo_jax.data.pipeline.grain_engine import FreshTime, TimedFresh
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.data.pipeline.spec import PipelineSpec
@@ -33,19 +32,13 @@ def tfdata_fresh(
     """Returns the endless stream of fresh elements: batches, or items."""
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")  # Their memory is jax's.
-    rows, bad_items = (
-        shard.rows(pipeline.batch_size),
-        BadItems(pipeline.items_per_index),
-    )
-    items, take_note = fresh_items(stages, pipeline, shard), TakeNote(bad_items)
-    stage = _Stage(
-        lambda index: take_note(items[int(index)]), _sample(stages, pipeline)
-    )
+    rows, items = shard.rows(pipeline.batch_size), fresh_items(stages, pipeline, shard)
+    stage = _Stage(lambda index: items[int(index)], _sample(stages, pipeline))
     fresh = _Elements(stage, pipeline, rows if in_batches else 0)
     # Elements in threads, in the queue, between both, and at the queue's end.
     held = pipeline.threads + pipeline.prefetch + 2
     fresh_time = FreshTime(elements_per_batch=1 if in_batches else rows, held=held)
-    return TimedFresh(fresh, fresh_time, bad_items)
+    return TimedFresh(fresh, fresh_time)
 
 
 class _Elements(grain.IterDataset):

@@ -201,7 +201,10 @@ def _read_devkit(path: Path) -> dict[str, str]:
     names = _class_names(_kit_file(files, _META))
     numbers = read_text(_kit_file(files, _TRUTH)).split()
     if unknown := {*numbers} - names.keys():
-        raise ValueError(f"{_TRUTH} has {min(unknown)!r:.20}, which {_META} has not")
+        raise ValueError(
+            f"{_TRUTH} has the class {min(unknown)!r:.20}, which {_META} does not "
+            "list. Download the development kit again."
+        )
     return {
         f"ILSVRC2012_val_{image:08}": names[number]
         for image, number in enumerate(numbers, start=1)

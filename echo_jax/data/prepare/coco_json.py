@@ -4,7 +4,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,14 +93,10 @@ def read_annotations(path: Path) -> Annotations:
         _refuse_other_kinds(content)
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
-        boxes: dict[int, list[dict[str, Any]]] = {
-            image.image_id: [] for image in images
-        }
-        if len(boxes) != len(images):
-            raise ValueError("two images have one id")
+        _check_unique("id", [image.image_id for image in images])
+        _check_unique("file_name", [image.name for image in images])
         by_name = {image.name: image for image in images}
-        if len(by_name) != len(images):
-            raise ValueError("two images have one file_name")
+        boxes = {image.image_id: list[dict[str, Any]]() for image in images}
         orphans = []
         for found in _list(content, "annotations"):
             of_image = boxes.get(_whole(found, "image_id"))
@@ -110,6 +106,16 @@ def read_annotations(path: Path) -> Annotations:
             f"{str(path)!r} cannot be read as boxes in COCO's format: {error}"
         ) from error
     return Annotations(categories, by_name, boxes, orphans)
+
+
+def _check_unique(field: str, values: Sequence[object]) -> None:
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(
+                f"two images have one {field}, {value!r:.80}. Give each its own."
+            )
+        seen.add(value)
 
 
 def check_box(
@@ -175,7 +181,10 @@ def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         num_bytes += len(chunk)
         if num_bytes > _MAX_JSON_BYTES:
-            raise ValueError(f"it is larger than {_MAX_JSON_BYTES} bytes")
+            raise ValueError(
+                f"it is larger than {_MAX_JSON_BYTES} bytes. Split it by images, and "
+                "prepare the parts as splits."
+            )
         for start in range(0, len(chunk), _PART_BYTES):
             yield chunk[start : start + _PART_BYTES]
 

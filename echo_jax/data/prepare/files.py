@@ -303,7 +303,10 @@ def _class_name(value: Any, names: list[str] | None) -> str:
     if names is not None and value is not None:
         label = whole(value)
         if not (isinstance(label, int) and 0 <= label < len(names)):
-            raise ValueError(f"label {label!r} is none of its {len(names)} classes")
+            raise ValueError(
+                f"label {label!r:.40} must be an integer below {len(names)}, the "
+                "number of its classes. Mend the label, or leave the row out."
+            )
         value = names[label]
     elif isinstance(value, float):
         value = whole(value)

@@ -100,7 +100,7 @@ class _TextFile:
 
 @dataclass(frozen=True)
 class _Split:
-    """The documents of a split: those of some files, or a share of them."""
+    """The documents of a split: all of some files, or a share of them."""
 
     files: Sequence[_TextFile]
     document: str

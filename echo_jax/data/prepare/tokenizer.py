@@ -43,14 +43,17 @@ class SubwordTokenizer:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise PrepareError(f"it is no sentencepiece model: {error}") from error
+            raise PrepareError(
+                f"it is not a SentencePiece model ({error}). Give the .model file that "
+                "its training wrote."
+            ) from error
         self.model = model
         self.vocab_size = self._processor.vocab_size()
         self.eod = self._processor.eos_id()
         if self.eod < 0:
             raise PrepareError(
-                "the model has no end-of-sentence piece, which ends documents here; "
-                "train it with eos_id set"
+                "the model has no end-of-sentence token, which separates documents. "
+                "Train it with eos_id set."
             )
 
     def encode(self, text: str) -> np.ndarray:

@@ -95,9 +95,10 @@ class PythonData:
         needed = ["splits", "__len__", "__getitem__", *_ABOUT[kind]]
         missing = [each for each in needed if not hasattr(found, each)]
         if missing or not isinstance(found, type):
+            what = f"has no {missing[0]}" if missing else "is not a class"
             raise ValueError(
-                f"data.source={self._source!r} is no class with {', '.join(needed)}"
-                + (f": it has no {missing[0]}." if missing else ".")
+                f"data.source={self._source!r} {what}. Name a class with "
+                f"{', '.join(needed)}."
             )
         self._class: Any = found
         self.splits = [str(split) for split in self._class.splits]

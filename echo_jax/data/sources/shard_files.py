@@ -119,15 +119,22 @@ def _expanded(pattern: str) -> list[str]:
             first, last = found.groups()
             count = int(last) - int(first) + 1
             if count > _MAX_SHARDS:
-                raise ValueError(f"{{{part}}} is more than {_MAX_SHARDS} files.")
+                raise _too_many(pattern)
             numbers = range(int(first), int(last) + 1)
             parts.append([str(number).zfill(len(first)) for number in numbers])
         else:
             parts.append(part.split(","))
         total *= len(parts[-1])
         if total > _MAX_SHARDS:
-            raise ValueError(f"{pattern!r} is more than {_MAX_SHARDS} files.")
+            raise _too_many(pattern)
     return ["".join(each) for each in itertools.product(*parts)]
+
+
+def _too_many(pattern: str) -> ValueError:
+    return ValueError(
+        f"{pattern!r} names more than {_MAX_SHARDS} files. Give a smaller range, or "
+        "make larger shards."
+    )
 
 
 # A link is not followed, because its target would appear wherever classes are named.

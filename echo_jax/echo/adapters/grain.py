@@ -111,7 +111,7 @@ def echo(
 
     ``dataset`` is the stages before the echo, and elements are its items. A
     `grain.MapDataset` becomes such a dataset with ``to_iter_dataset()``, after which no
-    element can be read by its index. The other arguments and errors are those of
+    element can be read by its index. The other arguments and errors are as in
     `echo_jax.echo`. For a dataset of batches use `echo_batches`.
 
     Returns:
@@ -142,7 +142,7 @@ def echo_batches(
 ) -> EchoDataset:
     """Repeats the examples of a Grain dataset or data loader of batches.
 
-    Args and errors are those of `echo`, and the result is a dataset of batches. Without
+    Args and errors are as in `echo`, and the result is a dataset of batches. Without
     a spec, the first batch chooses one; see `echo_jax.echo_batches`.
 
     Example:

@@ -1,6 +1,6 @@
 """Rates: how long updates take, what a repeat is worth, and the factor that follows.
 
-The model is that of Choi et al. 2019, section 2: a fresh batch in t_up and a step in
+The model is from Choi et al. 2019, section 2: a fresh batch in t_up and a step in
 t_down run in parallel, so that a fresh batch and its e updates take max(t_up, e t_down)
 (Eq. 1). Where the two share cores or take turns, a fresh batch delays the step by a
 part c of t_up, to t_down + c t_up / e. Both times vary there, so where they are alike
@@ -259,7 +259,7 @@ class StepTimes:
     timed: int  # How many steps.
     slow: int  # How many of them were slow,
     slow_s: float  # their mean, 0 without any,
-    others_s: float  # and that of the others.
+    others_s: float  # and the mean of the others.
     recur: bool  # Whether most rounds have slow steps, so that the step causes them.
     mean_s: float  # The mean, with slow steps if they recur,
     least_s: float  # the least and the most that it may be,

@@ -44,7 +44,7 @@ def assert_echo_laws(
        constant structure and bounded size, and for an adaptive echo a `DecisionLog`.
     5. No aliasing: writing into an output raises, or changes nothing else.
     6. Bounded lag: the uses of an item are as near as the order or mode promises.
-    7. Agreement: the tags are those of the plan, `echo_jax.echo.plans.make_plan`.
+    7. Agreement: the tags are the plan's, `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``.
     9. Per-use randomness: repeats of an item count from 0, so `seed_for_use` differs
@@ -64,7 +64,7 @@ def assert_echo_laws(
         at the end. An adaptive echo has ``log``.
       spec: The echo to test. For law 2 ``make_echo`` gets it without repeats. An
         `AdaptiveSpec` without ``replay`` is tested with random decisions to replay,
-        and with those of its own run.
+        and with the decisions of its own run.
       num_items: Length of the upstream. The time of law 4 grows with its square.
       laws: Numbers of the laws to check. A backend without a state omits law 4. A
         backend that reads elsewhere, such as in another process, omits laws 10 and 11,
@@ -121,6 +121,6 @@ EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=0), num_ite
 
 
 def _recognisable_item(index: int) -> dict[str, np.ndarray]:
-    """Returns an item whose leaves differ from those of every other item."""
+    """Returns an item whose leaves differ from all other items."""
     payload = np.arange(12, dtype=np.float32).reshape(3, 4) + 100 * index
     return {"index": np.array(index), "payload": payload}

@@ -218,7 +218,7 @@ def _broken_ring(
 
 
 def _agreement(trial: Trial, record: Record) -> None:
-    """Law 7: the tags are those of the reference plan."""
+    """Law 7: the tags equal the reference plan's."""
     due, _ = plan_run(trial.spec, trial.num_items)
     trial.compare("beside the plan", due, [use[:2] for use in record.uses])
 

@@ -1,7 +1,7 @@
 """The order `shuffle_buffer`: repeats that pass through the paper's shuffle buffer.
 
 The buffer has M uses, as in tf.data and Choi et al. 2019. Uses are numbered
-0, 1, 2, ..., those of an item back to back. At first, use n < M is in slot n. Draw t
+0, 1, 2, ..., all uses of an item back to back. At first, use n < M is in slot n. Draw t
 takes the use in a random slot, and use M + t replaces it. The slot of draw t follows
 from the seed and t alone, so the content of a slot follows from its last draw. No
 content has to be saved: a restore looks back until it has found a draw of every slot.

@@ -326,8 +326,8 @@ class _LeastRecentlyUsed:
         """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
         # The ``fresh`` oldest unused items go first, then those that are due. The front
         # quarter of the queue is cut into equal parts, and one item of each part is
-        # chosen at random, so that items that came together separate. ``number`` is
-        # that of the draw, which names the random choices.
+        # chosen at random, so that items that came together separate. The ``number`` of
+        # the draw names the random choices.
         due = self.due(at_end)[: n - fresh] if fresh < n else _NONE
         parts = []
         if fresh:

@@ -1,6 +1,6 @@
 """The plan of a fixed echo: the number of an item determines how often it is used.
 
-With one lane the uses and their order are those of the spec. With several lanes each
+With one lane the uses and their order are as in the spec. With several lanes each
 one follows the schedule by itself: item j of every lane is used
 floor((j+1)e) - floor(je) times. A lane follows an order, and gives the slots of a store
 to fresh items, in the order in which the slots get free. So many batches can be decided
@@ -247,7 +247,7 @@ class _FixedLane:
         return piece if self.end < 0 else piece[piece.index < self.end]
 
     def _give(self, free: np.ndarray, ending: np.ndarray) -> np.ndarray:
-        """Returns slots for the next rows: the free ones, then those of some items."""
+        """Returns slots for the next rows: the free ones, then some items' slots."""
         given, row = [free], self.written
         # Items that get their slot here may end here, too.
         newest = np.maximum.accumulate(ending)

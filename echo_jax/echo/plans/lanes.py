@@ -131,13 +131,13 @@ def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]
 
 
 def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state of a plan of all lanes from those of its parts, in order."""
+    """Returns the state of a plan of all lanes from its parts' states, in order."""
     joined = dict(states[0])
     for key in joined.keys() & {"lanes", "repeats"}:
         joined[key] = functools.reduce(operator.add, [each[key] for each in states])
     if split_state(joined, len(states)) != [*states]:
         raise ValueError(
-            "the states are not of the same place of one echo; give those of all parts "
-            "of one checkpoint"
+            "the states are not of the same place of one echo. Give the states of all "
+            "parts from one checkpoint."
         )
     return joined

@@ -258,7 +258,7 @@ class EchoBuffer:
         return _allocator(self)()
 
     def zeros(self) -> Any:
-        """Returns empty slots, for every leaf those of `SlotLayout`; to be traced."""
+        """Returns empty slots of the layout of every leaf; to be traced."""
         return self._each(lambda layout: layout.zeros(self.num_lanes, self.num_slots))
 
     def put(self, batch: Any) -> Any:

@@ -25,7 +25,7 @@ from echo_jax.echo.tree import tree_map
 _NUMBERS = (int, float, complex, np.number, np.bool_)
 # Beside a record, of type void.
 _IMMUTABLE = (*_NUMBERS, str, bytes, np.generic, type(None))
-# Classes of arrays whose operations or attributes differ from those of plain ones.
+# Classes of arrays whose operations or attributes differ from plain arrays.
 _CLASSES = (np.matrix, np.recarray)
 
 

@@ -117,7 +117,6 @@ class DeviceEchoFeed:
         )
         self.batching = DeviceBatching(buffer, augment)
         self._own_arrays: Any = None
-        self.skipped: list[object] = []
 
     @property
     def arrays(self) -> Any:
@@ -140,10 +139,6 @@ class DeviceEchoFeed:
         inputs = self._feed.take(num_updates)
         if inputs is None or inputs.shape[2] < self._batch_rows:
             return None
-        self.skipped = []
-        if self._batches.has_bad:
-            assert self._feed.tags is not None
-            self.skipped = self._batches.take_bad(*self._feed.tags)
         return inputs
 
     def hold(self, num_updates: int) -> np.ndarray:

@@ -66,9 +66,6 @@ class Feed(Protocol):
     # Seconds per fresh batch up to the echo, at least and at most, so far.
     @property
     def t_up_bounds(self) -> tuple[float, float]: ...
-    # The bad items that the last `take` replaced for the first time, each with a `str`.
-    @property
-    def skipped(self) -> Sequence[object]: ...
     # Waits for the input of the next updates; returns None if the data ended.
     def take(self, num_updates: int) -> Any: ...
     # Returns an input like `take`, always of the same data; takes nothing.
@@ -91,8 +88,6 @@ class JoinedBatches(Iterator[Batch]):
     def __init__(self, datasets: Sequence[IterDataset]):
         self._iterators = [iter(dataset) for dataset in datasets]
         self._fresh_times = [getattr(each, "fresh_time", None) for each in datasets]
-        bad_items = (getattr(dataset, "bad_items", None) for dataset in datasets)
-        self._bad_items = [each for each in bad_items if each is not None]
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
@@ -106,16 +101,6 @@ class JoinedBatches(Iterator[Batch]):
     def held(self) -> int:
         """The maximum number of fresh batches that are ready or in progress."""
         return max([each.held_batches if each else 0 for each in self._fresh_times])
-
-    @property
-    def has_bad(self) -> bool:
-        """Whether `take_bad` may return bad items."""
-        return any(self._bad_items)
-
-    def take_bad(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[object]:
-        """Returns and forgets the bad items that these uses replace first."""
-        found = [each.take(fresh_index, repeat) for each in self._bad_items]
-        return [*itertools.chain(*found)]
 
     def __next__(self) -> Batch:
         rows = [next(iterator) for iterator in self._iterators]
@@ -132,7 +117,7 @@ class JoinedBatches(Iterator[Batch]):
 
     def close(self) -> None:
         for iterator in self._iterators:
-            # Grain's iterators have `close`; those of a test or a user need not.
+            # Grain's iterators have `close`; the iterator of a user need not.
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
@@ -184,16 +169,11 @@ class HostFeed:
         self.batching = HostBatching(mesh)
         self._batches = batches
         self._sample = sample
-        self.skipped: list[object] = []
 
     def take(self, num_updates: int) -> Batch | None:
         batches = list(itertools.islice(self._batches, num_updates))
         if len(batches) < num_updates:
             return None
-        self.skipped = []
-        if self._batches.has_bad:
-            tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
-            self.skipped = self._batches.take_bad(*map(np.stack, tags))
         return stacked(batches)
 
     @property

@@ -1,6 +1,6 @@
 """A feed of growing batches: several updates use parts of one batch of the pipeline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ class GrowingFeed:
         # consecutive rows of a batch, and as many examples in a part.
         self._feed, self._growth, self._groups = feed, growth, groups
         self.num_lanes = feed.num_lanes
-        self.skipped: Sequence[object] = ()
         self._updates = 0
         # The batch in use, and the other feed's state before it was taken.
         self._batch: Any = None
@@ -48,14 +47,13 @@ class GrowingFeed:
     def take(self, num_updates: int) -> Any:
         # All inputs of a group must have one size, so groups are not used.
         assert num_updates == 1
-        self.skipped = ()
         if self._growth.number(self._updates) == 0:
             if self._growth.parts(self._updates) > 1:
                 self._before = self._feed.get_state()
             batch = self._feed.take(1)
             if batch is None:
                 return None
-            self._batch, self.skipped = batch, self._feed.skipped
+            self._batch = batch
         part = self._part(self._batch, self._updates)
         self._updates += 1
         return part

@@ -51,7 +51,7 @@ _RENAMED = {
 # Fields that do not change a run's results: where it runs, how it is shown, what
 # ends it.
 _NO_PART = {"distributed", "log", "profile"}
-_NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
+_NO_PART_OF_DATA = {"timeout_s", "check_finite"}
 
 
 def _all_cores(process: int) -> range:
@@ -106,7 +106,7 @@ def check_workdir(
 ) -> None:
     """Raises if the folder holds a run of another config; its data may have moved."""
     old = read_json(workdir / "config.json", {})
-    if old is None:
+    if old is None or not _has_saved(workdir):
         return
     before = flatten_dict(old, sep=".")
     before.pop("data.hold_batch", None)  # Such a run saved nothing.
@@ -130,6 +130,13 @@ def check_workdir(
             f"{', '.join(differing)}; resume with the old values, or use another "
             "--workdir"
         )
+
+
+def _has_saved(workdir: RunPath) -> bool:
+    checkpoints = (workdir / "checkpoints").for_others()
+    return checkpoints.is_dir() and any(
+        each.name.isdigit() for each in checkpoints.iterdir()
+    )
 
 
 def check_replicas(workdir: RunPath, replicas: int) -> None:

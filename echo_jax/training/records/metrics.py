@@ -17,7 +17,6 @@ class Totals:
     updates: int = 0  # Optimizer steps.
     fresh: int = 0  # Examples used for the first time.
     repeats: int = 0  # Examples used again.
-    skipped: int = 0  # Bad fresh examples, which others replaced.
     bytes_sent: int = 0  # Bytes that the updates' collectives returned on each device.
     # Seconds of work of the devices, until the last reading of `DeviceTime`.
     busy_s: float = 0.0
@@ -30,7 +29,6 @@ class Totals:
             self.updates + len(repeat),
             self.fresh + repeat.size - repeats,
             self.repeats + repeats,
-            self.skipped,
             self.bytes_sent + len(repeat) * bytes_sent,
             self.busy_s,
         )
@@ -63,7 +61,7 @@ class Totals:
 
 
 # Counts that differ between the processes.
-_COUNTED = ("fresh", "repeats", "skipped")
+_COUNTED = ("fresh", "repeats")
 
 
 class RowMaker:

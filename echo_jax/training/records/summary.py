@@ -44,7 +44,7 @@ def make_summary(
     flops: UpdateFlops,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Returns ``summary.json``; `rates` are those of the start, and corrected."""
+    """Returns ``summary.json``; `rates` are measured at the start, and corrected."""
     restored = [row for row in rows if row["kind"] == "restored"]
     final = [row for row in rows if row["kind"] == "eval"][-1]
     last = next((row for row in reversed(rows) if row["kind"] == "train"), None)

@@ -83,7 +83,7 @@ def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
     except ValueError as error:
         return f"its hashes cannot be read ({error})"
     if not isinstance(wanted, dict) or wanted.keys() != arrays.keys():
-        return "its hashes are not those of its arrays"
+        return "its hashes do not match its arrays"
     differ = [name for name, array in arrays.items() if _sum(array) != wanted[name]]
     return f"{min(differ)!r} is not what was written" if differ else ""
 

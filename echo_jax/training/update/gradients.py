@@ -77,8 +77,8 @@ def whole_gradient(
 _UNAVERAGED: Gradient = functools.partial(whole_gradient, averages=False)
 
 
-# The model draws random numbers for each device and part, so they differ from those of
-# fewer devices. Each part of a batch moves the same averages of batch norm, which are
+# The model draws random numbers for each device and part, so fewer devices
+# draw others. Each part of a batch moves the same averages of batch norm, which are
 # then merged. So momentum counts once for each update: see `merged_statistics`.
 @dataclass(frozen=True)
 class SplitGradient:
@@ -146,7 +146,7 @@ class SplitGradient:
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
 
-        # The squared norm is the mean of those of the parts, for the noise.
+        # The noise needs the mean of the squared norms of the parts.
         def add(total: Any, part: Any) -> tuple[Any, Any]:
             number, batch = part
             part_key = jax.random.fold_in(key, number)

@@ -126,8 +126,8 @@ class LocalUpdates:
         meets: bool,
     ) -> tuple[LocalState, Any]:
         """Performs an update of every replica; returns the state and all reports."""
-        # `step` is that of one replica: (state, batch, inputs) -> (state, report). The
-        # batch has the examples of one replica after those of another.
+        # `step` updates one replica: (state, batch, inputs) -> (state, report). The
+        # batch has the examples replica by replica.
         axes = self.mesh.axis_names
 
         def of_replica(
