@@ -36,7 +36,7 @@ from benchmarks import (
 )
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
-from benchmarks.table import Session, write_table
+from benchmarks.table import Session, table_of, write_rows
 from echo_jax.cli.command_end import path_argument
 
 _BENCHMARKS: dict[str, Callable[[], Result | Iterable[Result]]] = {
@@ -132,7 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--docs",
         type=path_argument,
-        help="write the table as Markdown, in place of the page's first part",
+        help="replace the rows of a Markdown page that these benchmarks have; the "
+        "rest of the page stays",
     )
     parser.add_argument(
         "--figures",
@@ -157,6 +158,11 @@ def main(argv: list[str] | None = None) -> int:
             f"{', '.join(sorted(missing))} is compared with and not installed; "
             "pip install -e '.[bench]'"
         )
+    if args.docs:
+        try:
+            table_of(args.docs)
+        except ValueError as error:
+            parser.error(str(error))
     on_accelerator = set(names) & set(_ON_AN_ACCELERATOR)
     if on_accelerator:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", _MEMORY_FRACTION)
@@ -167,9 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     results = _run(names, benchmarks, args.json)
     if args.docs:
         records = [json.loads(path.read_text()) for path in args.add]
-        sessions = [*map(Session.of, records), Session.now(results)]
-        command = " ".join(["python -m benchmarks", *args.names])
-        write_table(args.docs, sessions, command)
+        write_rows(args.docs, [*map(Session.of, records), Session.now(results)])
     free = [result for result in results if result.id.startswith("P2-")]
     if args.figures and free:
         draw_free_echo(free, args.figures / "free_echo.png")

@@ -25,9 +25,17 @@ class Place:
         if not self._pattern.search(page.read_text(encoding="utf-8")):
             raise ValueError(f"{page} has no marks {begin} and end")
 
+    @property
+    def text(self) -> str:
+        """What is between the marks now."""
+        found = self._pattern.search(self._page.read_text(encoding="utf-8"))
+        if not found:
+            raise ValueError(f"{self._page} has lost its marks")
+        return found[0]
+
     def write(self, text: str) -> None:
-        """Replaces what stands there."""
-        # Read again: somebody may have written at the page since.
+        """Replaces the text between the marks."""
+        # Read again: somebody may have edited the page since.
         page = self._page.read_text(encoding="utf-8")
         page = self._pattern.sub(lambda _: f"\n{text}\n", page)
         self._page.write_text(page, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""All that is shown of the published studies, made from their trials by one command.
+"""Makes every table and figure of the published studies from their trials.
 
 ``python -m benchmarks.published --workdir runs/published`` reads the trials in
-``results/``, writes every table and figure there anew and the tables of the pages in
-``docs/``, and in the work directory a page with all studies, ``report.html``.
+``results/``. It writes the tables and figures there, the tables of the pages in
+``docs/``, and one page of all studies, ``report.html``, in the work directory.
 It trains nothing, and takes a minute.
 """
 
@@ -14,25 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.pages import progress_bar
-from benchmarks.published_tables import (
-    FACTORS,
-    Studies,
-    in_words,
-    read_clocked,
-    write_tables,
-)
+from benchmarks.published_tables import FACTORS, Studies, in_words, write_tables
 from benchmarks.worth import read_points, write_worth
 from echo_jax.cli.command_end import path_argument
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.fastest import best_arms, write_best_arms
 from echo_jax.searches.table import headings, notes, rows, write_search_report
-from echo_jax.studies import page
+from echo_jax.studies import page, read_study
 
-_TITLE = "What echoing is worth, measured with tuned arms"
-_FALSIFIER_HEADINGS = (
+_TITLE = "What echoing is worth, with every variant tuned"
+_PREDICTION_HEADINGS = (
     "study",
-    "falsifier, written down before",
-    "met",
+    "refutes the prediction, written beforehand",
+    "refuted",
     "found",
     "if below",
     "compares",
@@ -65,13 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_search_report(search, workdir / folder.name)
             _publish(workdir / folder.name, folder)
         found = [(studies[name], best_arms(studies[name])) for name in FACTORS]
-        clocked = read_clocked(results / "seconds")
-        every = [study for seeds in clocked.values() for study in seeds]
-        write_best_arms(found, workdir / "best", clocked=every)
+        clocked = [
+            read_study(path) for path in sorted(results.glob("seconds/R*_seed*"))
+        ]
+        write_best_arms(found, workdir / "best", clocked=clocked)
         _publish(workdir / "best", results / "best")
         write_worth(read_points(results / "worth"), workdir / "worth")
         _publish(workdir / "worth", results / "worth")
-        write_tables(studies, clocked, results, args.docs)
+        write_tables(studies, results, args.docs)
     report = workdir / "report.html"
     report.write_text(_report(studies, workdir), encoding="utf-8")
     print(report)
@@ -79,14 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _publish(report: Path, folder: Path) -> None:
-    """Copies what is kept of a report."""
+    """Copies the published files of a report."""
     for path in (report / "table.md", *sorted(report.glob("*.png"))):
         shutil.copy(path, folder)
 
 
 def _report(studies: Studies, workdir: Path) -> str:
-    """The page of all studies: what was falsified, and the figures and tables."""
-    parts = [page.table(_FALSIFIER_HEADINGS, _falsifier_rows(studies), texts=3)]
+    """Returns the page of all studies: predictions, figures and tables."""
+    parts = [page.table(_PREDICTION_HEADINGS, _prediction_rows(studies), texts=3)]
     for name, search in studies.items():
         title = html.escape(f"{name}: {search.name}")
         parts += [f"<h2>{title}</h2>", page.items([search.setting])]
@@ -100,17 +95,17 @@ def _report(studies: Studies, workdir: Path) -> str:
     return page.page(_TITLE, "", parts)
 
 
-def _falsifier_rows(studies: Studies) -> list[tuple[str, ...]]:
-    met = {True: "yes", False: "no", None: "nobody can tell"}
+def _prediction_rows(studies: Studies) -> list[tuple[str, ...]]:
+    refuted = {True: "yes", False: "no", None: "not significant"}
     rows = []
     for name, search in studies.items():
-        what = f"last {search.metric}, {{}} - {{}}"
+        what = f"final {search.metric}, {{}} - {{}}"
         if search.has_target:
-            what = "reads, {} / {}"
+            what = "fresh examples, {} / {}"
         for each in search.falsifiers:
             found, bound = in_words(each.ratio, 3), f"{each.bound:.3g}"
             compared = what.format(each.arm, each.over)
-            rows.append((name, each.says, met[each.is_met], found, bound, compared))
+            rows.append((name, each.says, refuted[each.is_met], found, bound, compared))
     return rows
 
 

@@ -1,6 +1,5 @@
-"""The tables of the pages in docs that follow from the trials of published studies."""
+"""Makes the tables of docs/results.md and docs/large-batches.md from trials."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -9,34 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import Place
-from benchmarks.worth import PREDICTORS, Point, error, rank, read_points, regrets
 from echo_jax.searches.comparison import ArmResult, Search, log_speedups
 from echo_jax.searches.fastest import best_arms
-from echo_jax.searches.statistics import Interval, relative_seconds
-from echo_jax.studies.runs import BASELINE, Study, read_study
+from echo_jax.searches.statistics import Interval
+from echo_jax.studies.runs import BASELINE, read_study
 
 Studies = Mapping[str, Search]
 """The published studies by the names of their folders."""
 
-Clocked = Mapping[int, Sequence[Study]]
-"""Studies that were trained by a clock, one for each seed, by R."""
-
 FACTORS = ("s2_8", "s2_32", "s2_128")
 """The studies of factors, one for each batch size."""
 
-# What asks nothing, beside what predicts.
-_RULES = {
-    "no cap": "nothing: the smallest factor that feeds the accelerator",
-    "cap 4": "nothing: the same, at most 4",
-}
-_CLOCKED_RATIOS = (2, 4, 8)
-_PAPER_FIGURES = ("5a", "5b")
 _BEST_RATIOS = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its heading, and what it says of an arm."""
+    """A column of a table: its heading, and the text for an arm of a study."""
 
     heading: str
     says: Callable[[Studies, str], str]
@@ -48,8 +36,8 @@ class Table:
 
     Attributes:
       first: The heading of the first column.
-      columns: The others.
-      labels: What the page calls each arm, in its order.
+      columns: The other columns.
+      labels: The page's names of the arms, in the order of the rows.
       page: The file in docs.
     """
 
@@ -78,7 +66,7 @@ def _arm(studies: Studies, study: str, name: str) -> ArmResult:
 
 
 def in_words(found: Interval | None, digits: int, *, sign: bool = False) -> str:
-    """Returns an interval as a page has it; nothing for None."""
+    """Returns an interval as text, and an empty text for None."""
     if found is None:
         return ""
     value = f"{found.value:{'+' if sign else ''}.{digits}f}"
@@ -100,17 +88,17 @@ def _final(study: str, heading: str) -> Column:
 
 
 def _read(study: str) -> Column:
-    """The fresh examples of the whole runs."""
+    """Returns a column of the fresh examples of whole runs."""
 
     def says(studies: Studies, name: str) -> str:
         confirmed = _arm(studies, study, name).confirmed
         return f"{sum(t.fresh[-1] for t in confirmed) / len(confirmed):,.0f}"
 
-    return Column("read", says)
+    return Column("fresh examples", says)
 
 
 def _made(study: str) -> Column:
-    """The updates of the whole runs."""
+    """Returns a column of the updates of whole runs."""
 
     def says(studies: Studies, name: str) -> str:
         (updates,) = {t.updates[-1] for t in _arm(studies, study, name).confirmed}
@@ -119,18 +107,38 @@ def _made(study: str) -> Column:
     return Column("updates", says)
 
 
-def _paper(study: str, heading: str, *, times: bool = False) -> Column:
-    def says(studies: Studies, name: str) -> str:
-        ratio = studies[study].paper.get(name)
-        if ratio is None:
-            return ""
-        return f"{ratio:.2f}" + (f" ({1 / ratio:.2f}x fewer)" if times else "")
+def _placements(
+    study: str, data: str, paper: str, arms: Mapping[str, str]
+) -> list[Column]:
+    """Returns the columns of one study of placements.
 
-    return Column(heading, says)
+    Args:
+      study: The name of the study's folder.
+      data: The name of its data.
+      paper: The name of the paper's data.
+      arms: The study's arms, by the table's. Other rows are empty.
+    """
+
+    def published(studies: Studies, arm: str) -> str:
+        ratio = studies[study].paper.get(arm)
+        return "" if ratio is None else f"{ratio:.2f}"
+
+    def of_arms(column: Column) -> Column:
+        def says(studies: Studies, arm: str) -> str:
+            return column.says(studies, arms[arm]) if arm in arms else ""
+
+        return Column(column.heading, says)
+
+    columns = (
+        _fresh(study, f"{data}: fresh examples"),
+        _updates(study),
+        Column(f"paper, {paper}: fresh examples", published),
+    )
+    return [*map(of_arms, columns)]
 
 
 def _seconds(study: str, ratio: float) -> Column:
-    """Seconds beside the baseline's at one R, by arithmetic from the counts."""
+    """Returns a column of seconds by arithmetic from counts, over the baseline's."""
 
     def says(studies: Studies, name: str) -> str:
         search = studies[study]
@@ -145,40 +153,23 @@ def _seconds(study: str, ratio: float) -> Column:
     return Column(f"R = {ratio:g}", says)
 
 
-_BY_FACTOR = {f"e{factor}": f"{factor}" for factor in (2, 4, 8, 16)}
-_BY_LAG = {
-    "lag_1": "1 (batches back to back)",
-    "lag_4": "4",
-    "lag_16": "16",
-    "lag_64": "64",
-    "shuffle": "`window_shuffle` in the memory of 16",
-}
-_LESS_THAN_FRESH = "last loss less that of fresh data"
-_LESS_THAN_CONSTANT = "last loss less that of the constant"
+_ON_TEXT = {arm: arm for arm in ("batch", "shuffle_buffer", "shuffle", "spread")}
+_ON_IMAGES = {"shuffle": "before"} | {arm: arm for arm in ("batch", "after", "spread")}
+_ABOVE_FRESH = "final loss above fresh data's"
 
 TABLES = {
     "s1": Table(
-        "arm",
-        [_fresh("s1"), _updates("s1"), _paper("s1", "Choi et al. 2019, LM1B")],
-        {
-            "batch": "`batch`, back to back",
-            "shuffle_buffer": "`shuffle_buffer` of 1,024 uses, the paper's",
-            "shuffle": "`window_shuffle`, buffer 512",
-            "spread": "`spread`, buffer 512; the same on the device, to the bit",
-        },
-    ),
-    "s1_cifar": Table(
-        "arm",
+        "e = 2",
         [
-            _fresh("s1_cifar"),
-            _updates("s1_cifar"),
-            _paper("s1_cifar", "Choi et al. 2019, ResNet-32", times=True),
+            *_placements("s1", "text", "LM1B", _ON_TEXT),
+            *_placements("s1_cifar", "CIFAR-10", "ResNet-32", _ON_IMAGES),
         ],
         {
             "batch": "`batch`, back to back",
-            "after": "`after` augmentation, shuffled",
-            "before": "`before` augmentation, shuffled",
-            "spread": "`spread`, before augmentation",
+            "shuffle_buffer": "`shuffle_buffer` of 1,024 uses, the paper's order",
+            "shuffle": "`window_shuffle`",
+            "after": "`window_shuffle`, after augmentation",
+            "spread": "`spread`; bit-exact on the device",
         },
     ),
     "s2_32": Table(
@@ -187,45 +178,14 @@ TABLES = {
             _fresh("s2_32"),
             _updates("s2_32"),
             *(_seconds("s2_32", ratio) for ratio in (2, 4, 8)),
-            _fresh("s3", "untuned: fresh"),
-            _updates("s3", "untuned: updates"),
+            _fresh("s3", "nothing re-tuned: fresh examples"),
+            _updates("s3", "nothing re-tuned: updates"),
         ],
-        _BY_FACTOR,
-    ),
-    "s2_8 and s2_128": Table(
-        "e",
-        [
-            _fresh("s2_8", "B = 8: fresh"),
-            _updates("s2_8"),
-            _fresh("s2_128", "B = 128: fresh"),
-            _updates("s2_128"),
-        ],
-        _BY_FACTOR,
-    ),
-    "s2_decay": Table(
-        "arm",
-        [
-            _read("s2_decay"),
-            _made("s2_decay"),
-            _final("s2_decay", "last loss less that of 400 fresh batches"),
-        ],
-        {
-            "baseline": "fresh data",
-            "e2": "e = 2",
-            "e4": "e = 4",
-            "e8": "e = 8",
-            "fresh_2": "half of the fresh data, no echo",
-            "fresh_4": "a quarter of it",
-            "fresh_8": "an eighth",
-        },
-    ),
-    "s4_32": Table("lag", [_fresh("s4_32"), _updates("s4_32")], _BY_LAG),
-    "s4_8": Table(
-        "lag", [_fresh("s4_8", "B = 8: fresh examples"), _updates("s4_8")], _BY_LAG
+        {f"e{factor}": f"{factor}" for factor in (2, 4, 8, 16)},
     ),
     "s4_long": Table(
-        "lag",
-        [_read("s4_long"), _final("s4_long", _LESS_THAN_FRESH)],
+        "reuse distance, updates",
+        [_read("s4_long"), _final("s4_long", _ABOVE_FRESH)],
         {
             "baseline": "fresh data",
             "lag_1": "1 (batches back to back)",
@@ -235,66 +195,32 @@ TABLES = {
             "shuffle": "`window_shuffle` in the memory of 16",
         },
     ),
-    "s4_cifar": Table(
-        "lag",
-        [_fresh("s4_cifar", "CIFAR-10: fresh examples"), _updates("s4_cifar")],
-        {
-            "lag_1": "1 (batches back to back)",
-            "lag_16": "16",
-            "lag_62": "62",
-            "shuffle": "`window_shuffle` in the memory of 16",
-        },
-    ),
     "s5": Table(
-        "arm",
-        [_read("s5"), _final("s5", _LESS_THAN_FRESH)],
+        "variant",
+        [_read("s5"), _final("s5", _ABOVE_FRESH)],
         {
             "baseline": "fresh data",
-            "epochs_4": "4 epochs of 4,096 examples, read again",
-            "epochs": "8 epochs of 2,048, read again",
-            "cache": "the same, all 2,048 in memory (`spread`)",
-            "echo_512": "512 of them in memory",
-            "echo_64": "64 of them in memory",
-            "batch": "whole batches, back to back",
+            "epochs_4": "4 epochs of 4,096 examples",
+            "epochs": "8 epochs of 2,048",
+            "cache": "a cache: all 2,048 in memory, `spread`",
+            "echo_512": "an echo: 512 of them in memory",
+            "echo_64": "an echo: 64 of them in memory",
+            "batch": "an echo: whole batches, back to back",
         },
     ),
-    "s6": Table(
-        "probability over updates",
-        [_read("s6"), _final("s6", _LESS_THAN_CONSTANT)],
-        {
-            "baseline": "constant, 1/4",
-            "linear": "linear, 0.4 to 0.1",
-            "cosine": "cosine, 0.4 to 0.1",
-            "multistep": "two halvings",
-            "reversed": "linear, 0.1 to 0.4",
-            "reversed_cosine": "cosine, 0.1 to 0.4",
-            "fixed": "no coin: every example 4 times, far apart",
-            "adaptive_4": "adaptive, data ready before every 4th update, `max_uses` 4",
-            "adaptive_8": "the same, `max_uses` 8",
-        },
-    ),
-    "s6_decay": Table(
-        "probability over updates, the rate decays",
-        [_read("s6_decay"), _final("s6_decay", _LESS_THAN_CONSTANT)],
-        {
-            "baseline": "constant, 1/4",
-            "cosine": "cosine, 0.4 to 0.1",
-            "reversed_cosine": "cosine, 0.1 to 0.4",
-            "fixed": "no coin: every example 4 times, far apart",
-        },
-    ),
-    "s7": Table(
-        "a quarter of the bytes of data parallelism",
+    "s10": Table(
+        "variant",
         [
-            _final("s7", "last loss less that of data parallelism"),
-            _final("s7_echo", "the same, each example used 4 times"),
+            _fresh("s10"),
+            _updates("s10"),
+            *(_seconds("s10", ratio) for ratio in (1, 4, 8)),
         ],
         {
-            "every": "replicas that synchronise after every 4th update",
-            "bernoulli": "… with probability 1/4",
-            "accumulate": "gradients of 4 parts (accumulation)",
-            "diloco": "… every 4th, by an outer step (DiLoCo, its rate and momentum as "
-            "published)",
+            "e2": "`spread`, e = 2",
+            "e4": "`spread`, e = 4",
+            "e8": "`spread`, e = 8",
+            "back_to_back": "batches back to back, e = 4",
+            "reservoir": "reservoir: uniform draws, a fetch with probability 1/4",
         },
     ),
     "s8": Table(
@@ -314,111 +240,87 @@ TABLES = {
 """The tables that follow from searches, by their marks in the pages."""
 
 
-def read_clocked(folder: Path) -> Clocked:
-    """Reads the studies that were trained by a clock: ``R4_seed0`` and its like."""
-    return {
-        ratio: [read_study(path) for path in sorted(folder.glob(f"R{ratio}_seed*"))]
-        for ratio in _CLOCKED_RATIOS
-    }
-
-
-def write_tables(studies: Studies, clocked: Clocked, results: Path, docs: Path) -> None:
+def write_tables(studies: Studies, results: Path, docs: Path) -> None:
     """Writes the tables of the pages between their marks.
 
     Args:
-      studies: All of them.
-      clocked: Those by a clock.
-      results: Holds the values of the paper's figures, and what predicted the worth.
-      docs: Holds the pages.
+      studies: All searched studies.
+      results: The folder of published results.
+      docs: The folder of pages.
     """
     for name, table in TABLES.items():
         Place(docs / table.page, name).write(table.markdown(studies) + "\n")
-    paper, file = results / "paper" / "choi2019_figures.json", docs / "results.md"
-    Place(file, "best").write(_best_markdown(studies, paper) + "\n")
-    Place(file, "seconds").write(_clocked_markdown(clocked) + "\n")
-    points = read_points(results / "worth")
-    Place(file, "worth").write(_worth_markdown(points) + "\n")
+    file = docs / "results.md"
+    Place(file, "best").write(_best_markdown(studies) + "\n")
+    Place(file, "s10_seconds").write(_computed_markdown(results) + "\n")
 
 
-def _clocked_markdown(clocked: Clocked) -> str:
-    """Seconds beside the baseline's, of every seed, and what arithmetic promises."""
-    names = [run.name for run in clocked[_CLOCKED_RATIOS[0]][0].runs]
+_COMPUTED = {
+    "s10_seconds": "two cores",
+    "s10_one_core": "one core for everything",
+    "s10_fed": "a wide network",
+}
+_COMPUTED_LABELS = {
+    "baseline": "no echo, 1 solver process",
+    "baseline_2": "no echo, 2",
+    "baseline_3": "no echo, 3",
+    "e2": "`spread`, e = 2",
+    "e4": "`spread`, e = 4",
+    "e8": "`spread`, e = 8",
+    "back_to_back": "batches back to back, e = 4",
+    "reservoir": "reservoir, probability 1/4",
+    "adaptive": "adaptive, at most 4 uses",
+    "adaptive_8": "adaptive, at most 8 uses",
+}
+
+
+def _computed_markdown(results: Path) -> str:
+    """Seconds divided by the baseline's, over seeds: median; least to most."""
+    columns, heads = [], []
+    for folder, name in _COMPUTED.items():
+        seeds = [read_study(path) for path in sorted((results / folder).iterdir())]
+        runs = [{run.name: run.summary for run in study.runs} for study in seeds]
+        ratios = [
+            each[BASELINE]["t_up_s"] / each[BASELINE]["t_down_s"] for each in runs
+        ]
+        heads.append(f"{name}, n = {len(runs)}, R {_span(ratios, '.2g')}")
+        columns.append({arm: _of_baseline(runs, arm) for arm in _COMPUTED_LABELS})
     body = [
-        (
-            name.removeprefix("e"),
-            *(_by_a_clock(seeds, name, ratio) for ratio, seeds in clocked.items()),
-        )
-        for name in names
-        if name != BASELINE
+        (label, *(column[arm] for column in columns))
+        for arm, label in _COMPUTED_LABELS.items()
     ]
-    return _markdown(("e", *(f"R = {ratio}" for ratio in clocked)), body)
+    return _markdown(("seconds, divided by no echo's", *heads), body)
 
 
-def _worth_markdown(points: Sequence[Point]) -> str:
-    """What predicts the worth of a repeat, and what following it costs."""
-    slower = regrets(points)
-    body = []
-    for name, label in {**PREDICTORS, **_RULES}.items():
-        said = [f"{rank(points, name):.2f}" if name in PREDICTORS else "", "", ""]
-        if name in slower:
-            mean, most = statistics.fmean(slower[name]), max(slower[name])
-            said[2] = f"{100 * mean:.1f} %, {100 * most:.1f} %"
-            if name in PREDICTORS:
-                said[1] = f"{error(points, name):.2f}"
-        body.append((label, *said))
-    names = (
-        "predicts",
-        f"rank correlation with the worth, {len(points)} arms",
-        "error (root mean square)",
-        "slower than with the best factor: mean, at most",
-    )
-    return _markdown(names, body)
+def _of_baseline(runs: Sequence[Mapping[str, Any]], arm: str) -> str:
+    if arm not in runs[0]:
+        return ""
+    found = [
+        each[arm]["seconds_to_target"] / each[BASELINE]["seconds_to_target"]
+        for each in runs
+    ]
+    if arm == BASELINE:
+        seconds = [each[arm]["seconds_to_target"] for each in runs]
+        return f"1; {_span(seconds, '.0f')} s"
+    median = f"{statistics.median(found):.2f}"
+    # No brackets: a range over seeds is not a confidence interval.
+    return median if len(found) == 1 else f"{median}; {_span(found, '.2f')}"
 
 
-def _by_a_clock(seeds: Sequence[Study], name: str, ratio: int) -> str:
-    measured, promised = [], []
-    for study in seeds:
-        runs = {run.name: run for run in study.runs}
-        ours, other = (
-            (
-                run.summary["seconds_to_target"],
-                relative_seconds(
-                    run.summary["fresh_to_target"],
-                    run.summary["updates_to_target"],
-                    batch_size=study.base["batch_size"],
-                    ratio=ratio,
-                ),
-            )
-            for run in (runs[name], runs[BASELINE])
-        )
-        measured.append(f"{ours[0] / other[0]:.2f}")
-        promised.append(ours[1] / other[1])
-    return f"{', '.join(measured)} ({sum(promised) / len(promised):.2f})"
+def _span(values: Sequence[float], form: str) -> str:
+    """Returns the least and the largest value, or the only one."""
+    least, largest = (format(each, form) for each in (min(values), max(values)))
+    return least if len(values) == 1 else f"{least} to {largest}"
 
 
-def _best_markdown(studies: Studies, paper: Path) -> str:
-    """Which factor is the fastest at which R, for each batch size."""
+def _best_markdown(studies: Studies) -> str:
+    """Returns the fastest factor at each R, for each batch size."""
     body = []
     for name in FACTORS:
         search = studies[name]
         cells = [_best_in_words(search, ratio) for ratio in _BEST_RATIOS]
         body.append((f"B = {search.base['batch_size']}", *cells))
-    figures = json.loads(paper.read_text(encoding="utf-8"))
-    for figure in _PAPER_FIGURES:
-        arms = figures[figure]
-        cells = [_best_of_paper(arms, ratio) for ratio in _BEST_RATIOS]
-        body.append((f"Choi et al. 2019, LM1B, B = {arms[0]['batch']:,}", *cells))
     return _markdown(("", *(f"R = {ratio:g}" for ratio in _BEST_RATIOS)), body)
-
-
-def _best_of_paper(arms: Sequence[Mapping[str, Any]], ratio: float) -> str:
-    """By the same arithmetic, from one value of each arm."""
-    gains = [
-        (ratio / max(ratio / arm["speedup_fresh"], arm["steps_ratio"]), -arm["e"])
-        for arm in arms
-    ]
-    gain, factor = max(gains)
-    return "no echo" if factor == -1 else f"{-factor}, {gain:.2f}"
 
 
 def _best_in_words(search: Search, ratio: float) -> str:
@@ -426,4 +328,4 @@ def _best_in_words(search: Search, ratio: float) -> str:
     if best.name == BASELINE:
         return "no echo"
     words = f"{best.name.removeprefix('e')}, {in_words(best.speedup, 2)}"
-    return words if best.speedup.low > 1 else f"{words}: nobody can tell"
+    return words if best.speedup.low > 1 else f"{words}: not significant"

@@ -1,14 +1,15 @@
 """The benchmark commands: records, tables, figures and refusals; never a time."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import collectives
-from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
+from benchmarks.__main__ import _BENCHMARKS, _ON_REAL_DATA, _PEERS, main
 from benchmarks.harness import Result
-from benchmarks.table import Session, write_table
+from benchmarks.table import Session, write_rows
 
 ROOT = Path(__file__).parents[1]
 ON = ["--config", f"{ROOT}/configs/lm.py:tiny", "--config.mesh.data=4"]
@@ -23,8 +24,7 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
     known = {"value", "goal", "unit", "peer", "repeats", "machine", "versions"}
     assert known <= set(results[0])
     page = docs.read_text()
-    assert "`python -m benchmarks P16 P20 --docs docs/benchmarks.md`" in page
-    assert "| P20 |" in page
+    assert "(P20) | benchmarks/loops/plain.py against echoed.py | 2 lines |" in page
     assert "P16b: 0 of 2500" in capsys.readouterr().out
 
 
@@ -48,28 +48,84 @@ def test_what_is_not_there_is_missed_before_anything_is_measured(monkeypatch, ca
         assert not out and said in err
 
 
-def result(id_, value):
+def result(id_, value, goal=">= 20"):
     spread = [value - 1, value, value + 1]
-    return Result(id_, "a title", value, ">= 20", "x", "a peer", spread)
+    return Result(id_, "a title", value, goal, "x", "a peer", spread)
 
 
-def test_a_page_shows_every_session_and_keeps_what_was_written_by_hand(tmp_path):
+HEAD = """# Speed
+
+By hand.
+
+<!-- measured: begin -->
+
+| what (id) | compared with | values | goal | met | machine |
+| --- | --- | --- | --- | --- | --- |
+| **A group** | | | | | |
+"""
+PAGE = f"""{HEAD}| my words (P5; P6) | my peer | old | old | old | old |
+| kept (P7) | a peer | TODO | TODO | | TODO |
+
+<!-- measured: end -->
+
+- A note by hand.
+"""
+
+
+def test_a_page_gets_the_rows_that_were_measured_and_keeps_all_else(tmp_path):
     page = tmp_path / "benchmarks.md"
-    page.write_text("# Old\n\n| old |\n\n## By hand\n\nText.\n\n## More\n")
+    page.write_text(PAGE)
     first = Session.now([result("P5", 22.0), result("P6", 30.0)])
     records = [each.as_json() for each in first.results]
     read = Session.of(json.loads(json.dumps(records)))
     assert read == first
-    write_table(page, [read, Session.now([result("P5", 19.0)])], "the command")
-    written = page.read_text()
-    cells = "| **22 x** (21 to 23), **19 x** (18 to 20) | 3 | >= 20 | **no** |"
-    assert cells in written
-    assert "in two sessions" in written and "| old |" not in written
-    assert written.endswith("|\n\n## By hand\n\nText.\n\n## More\n")
-    # Sessions of several machines are not mixed.
-    there = first._replace(machine={**first.machine, "cores": 1000})
+    there = {"processor": "x86_64 Intel(R) Xeon(R) Processor (cpu family 6, model 207)"}
+    second = [result("P5", 19.0), result("P6", 31.0), result("P8", 4.0, ">= 0")]
+    sessions = [read, Session.now(second)]
+    sessions = [each._replace(machine=there) for each in sessions]
+    write_rows(page, sessions)
+    old = "| my words (P5; P6) | my peer | old | old | old | old |"
+    new = (
+        "| my words (P5; P6) | my peer | 22, 19 (18 to 23); 30, 31 (29 to 32) | >= 20 "
+        "| **no**; yes | Intel Xeon |"
+    )
+    last = "| kept (P7) | a peer | TODO | TODO | | TODO |"
+    added = "| a title (P8) | a peer | 4 (3 to 5) |  |  | Intel Xeon |"
+    expected = PAGE.replace(old, new).replace(last, f"{last}\n{added}")
+    assert page.read_text() == expected
+    write_rows(page, sessions)
+    assert page.read_text() == expected
+
+
+def test_a_page_without_marks_or_sessions_of_two_machines_are_refused(tmp_path, capsys):
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# By hand\n")
+    with pytest.raises(SystemExit):
+        main(["P20", "--docs", str(page)])
+    assert "no marks <!-- measured: begin -->" in capsys.readouterr().err
+    here = Session.now([result("P5", 22.0)])
+    with pytest.raises(ValueError, match="no marks"):
+        write_rows(page, [here])
+    there = here._replace(machine={**here.machine, "cores": 1000})
     with pytest.raises(ValueError, match="several machines"):
-        write_table(page, [there, first], "the command")
+        write_rows(page, [there, here])
+    assert page.read_text() == "# By hand\n"
+
+
+def test_the_page_of_benchmarks_has_rows_for_the_command():
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- measured: begin -->")[2]
+    table = table.partition("<!-- measured: end -->")[0]
+    ids = [
+        id_
+        for line in table.splitlines()
+        if (found := re.match(r"\| [^|]*\(([^()]+)\) \|", line))
+        for id_ in found[1].split("; ")
+    ]
+    assert len(ids) == len(set(ids))
+    for name in [*_BENCHMARKS, *_ON_REAL_DATA]:
+        # As P9-tiny of P9, and P21a of P21.
+        assert any(re.fullmatch(rf"{name}(-.+|[a-c])?", id_) for id_ in ids), name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The recipes of docs/loaders.md, each run as a program of its own."""
+"""The recipes of docs/loaders.md and of the files that it links to, each run."""
 
 import contextlib
 import itertools
@@ -19,7 +19,12 @@ import echo_jax as ej
 from echo_jax.data.sources import open_source
 
 PAGE = Path(__file__).parents[1] / "docs/loaders.md"
-BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"))
+SHOWN = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"))
+LINKED = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (PAGE.parent / "recipes").glob("*.py")
+}
+BLOCKS = [*SHOWN, *LINKED.values()]
 EXAMPLES, BATCH_SIZE = 96, 32
 
 # What the page calls the reader's own. Steps print what they train on.
@@ -84,12 +89,15 @@ def uses(stdout):
     return Counter(label for batch in labels for label in batch), [*map(len, labels)]
 
 
-def test_every_block_of_the_page_is_run():
-    assert len(BLOCKS) == 10
+def test_every_block_of_the_page_and_every_recipe_is_run():
+    assert len(SHOWN) == 5
     words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
     words += ("StatefulDataLoader", "class Photographs", "class Echoed")
     words += ("batched_dataloader", "local_iterator", "prefetch_to_device")
     assert {block_with(word) for word in words} == set(BLOCKS)
+    # dataloader.py is the first block of the page with another loader.
+    for name in LINKED.keys() - {"dataloader.py"}:
+        assert f"(recipes/{name})" in PAGE.read_text(encoding="utf-8")
 
 
 READ_ALL = """
@@ -228,14 +236,10 @@ def test_a_trainer_with_pmap_echoes_before_its_batches_are_split(monkeypatch):
 
 
 def test_a_class_of_ones_own_is_a_source(tmp_path, monkeypatch):
-    module = f"""
-from pathlib import Path
-
-def my_paths(split):
-    return sorted((Path({str(tmp_path)!r}) / split).rglob("*.png"))
-
-{block_with("class Photographs")}"""
-    (tmp_path / "photographs.py").write_text(module)
+    mine = types.ModuleType("mine")
+    mine.my_paths = lambda split: sorted((tmp_path / split).rglob("*.png"))
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    (tmp_path / "photographs.py").write_text(block_with("class Photographs"))
     for name in ("train/cat/1.png", "train/dog/2.png", "validation/dog/3.png"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
