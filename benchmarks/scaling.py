@@ -1,7 +1,7 @@
 """What input stragglers cost many hosts, without an echo and with one: simulated.
 
-``python -m benchmarks.scaling docs`` draws docs/scaling.png and writes the tables into
-docs/scaling.md, between its marks. It takes some minutes.
+``python -m benchmarks.scaling results/scaling`` draws scaling.png and writes the tables
+of scaling.md there, between its marks. It takes some minutes.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
         description="Simulates the input of 1 to 1,024 hosts that train together.",
-        epilog="example: python -m benchmarks.scaling docs",
+        epilog="example: python -m benchmarks.scaling results/scaling",
     )
     parser.add_argument(
         "folder",

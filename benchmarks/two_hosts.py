@@ -1,9 +1,9 @@
 """Two real processes that train one model, beside the simulation of two hosts.
 
-``python -m benchmarks.two_hosts docs --json results/two_hosts.json`` writes a table
-into docs/scaling.md, between its marks. It takes about ten minutes. The trainer, its
-echo and its collectives are real; how long a batch takes to be made is drawn at random
-and slept, and the simulation is given the same times.
+``python -m benchmarks.two_hosts results/scaling --json results/two_hosts.json`` writes
+a table into its scaling.md, between its marks. It takes about ten minutes. The trainer,
+its echo and its collectives are real. How long a batch takes to be made is drawn at
+random and slept, and the simulation is given the same times.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.two_hosts",
         description="Two real processes with irregular input, beside the simulation.",
-        epilog="example: python -m benchmarks.two_hosts docs",
+        epilog="example: python -m benchmarks.two_hosts results/scaling",
     )
     parser.add_argument(
         "folder", type=path_argument, help="its scaling.md receives the table"

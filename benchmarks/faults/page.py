@@ -161,7 +161,7 @@ def document(faults: Mapping[str, Fault], campaigns: Sequence[Campaign]) -> str:
     return (
         f"""# Faults
 
-Written with `--docs docs/faults.md` by
+Written with `--docs` by
 
 {commands}
 

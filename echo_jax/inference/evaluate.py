@@ -66,8 +66,7 @@ def evaluate_run(
 
     Args:
       run: From `load_run`.
-      source: Other data, as in ``data.source``, with the same tokens, or with some of
-        the classes; by default the folder of the run.
+      source: Other data, with the same tokens, or with some of the classes.
       split: By default the split on which the run was evaluated.
       max_examples: Number of examples, always the same ones; 0 for all; by default as
         in the run.

@@ -76,8 +76,7 @@ def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
 def _rows(found: Sequence[Sequence[Use]], workload: Workload) -> Iterator[str]:
     for number, uses in enumerate(found, 1):
         label = uses[0].example.get("label")
-        names = class_names(workload.task_info)
-        about = "" if label is None else names[int(label)]
+        about = "" if label is None else class_names(workload.task_info)[int(label)]
         yield f"<h2>Example {number}{': ' * bool(about)}{html.escape(about)}</h2>"
         if "tokens" in uses[0].example:
             yield from _texts(uses, workload)

@@ -112,8 +112,7 @@ class Falsified(NamedTuple):
     says: str
     arm: str
     over: str
-    # The fresh examples of `arm` divided by the fresh examples of `over`, or the
-    # difference of their last values.
+    # Fresh examples of `arm` / of `over`, or the difference of their last values.
     ratio: Interval
     bound: float
     # Whether the ratio is below `bound`; None where the interval holds it.
@@ -131,8 +130,7 @@ class Search:
     falsifiers: Sequence[Falsified]
     # The environments on which trials were made.
     environments: Sequence[Mapping[str, Any]]
-    # Published ratios to a baseline's fresh examples, by arm. Without a target:
-    # published differences from the baseline's last value.
+    # Published ratios to a baseline's fresh examples, or differences in last values.
     paper: Mapping[str, float]
 
     @property

@@ -1,8 +1,8 @@
 """The space of a search: an interval or a choice for each field, and its points.
 
 Points are quasi-random (Bousquet et al. 2017; Choi et al. 2019, section 3): they fill a
-space more evenly than random points. A longer search begins with
-the points of a shorter one, so that a search can be made longer.
+space more evenly than random points. A longer search begins with the points of a
+shorter one, so that a search can be made longer.
 """
 
 import math

@@ -187,5 +187,5 @@ class FieldRegression(Task):
 
 
 def decode_input(config: Any, encoded: Any) -> Item:
-    """Refuses images, which are no input of this model."""
+    """Refuses images: the inputs of this model are parameters."""
     raise ValueError("workload 'heat' predicts from parameters, and takes no images")
