@@ -332,3 +332,25 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     with closing(feed):
         assert feed.take(1).shape[-1] == 6
         assert feed.take(2) is None  # Of 6 and of 4.
+
+
+class InterruptedOnce(Chunks):
+    """Ctrl-C comes in the first read, after its batch was taken."""
+
+    interrupted = False
+
+    def __next__(self):
+        batch = super().__next__()
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return batch
+
+
+def test_an_interrupted_look_at_the_first_batch_loses_nothing():
+    spec = ej.EchoSpec(1, batch_size=16)
+    batches = ej.device.echo_batches(InterruptedOnce(2), spec, mesh=mesh_of(1))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    found = [jax.device_get(batch["index"]).tolist() for batch in batches]
+    assert found == [[*range(16)], [*range(16, 32)]]
