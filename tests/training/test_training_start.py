@@ -33,8 +33,12 @@ def contents(folder):
 
 
 def test_a_refused_start_is_in_nobodys_way(tmp_path):
-    start(tmp_path / "made" / "run")
-    run(tmp_path / "made" / "run", optim__lr=0.5)
+    folder, local = tmp_path / "made" / "run", {"local__schedule": "every"}
+    start(folder, local__every=3, **local)
+    # Neither another config nor another number of replicas is refused.
+    summary = run(folder, local__every=3, mesh__data=2, optim__lr=0.5, **local)
+    assert summary["updates"] == 12
+    assert json.loads(contents(folder)["config.json"])["optim"]["lr"] == 0.5
 
 
 def test_a_refused_extension_leaves_the_run_as_it_was(tmp_path):

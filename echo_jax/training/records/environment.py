@@ -142,7 +142,7 @@ def _has_saved(workdir: RunPath) -> bool:
 def check_replicas(workdir: RunPath, replicas: int) -> None:
     """Raises if the run was begun with another number of replicas (devices)."""
     before = (read_json(workdir / "environment.json") or {}).get("replicas", replicas)
-    if before != replicas:
+    if before != replicas and _has_saved(workdir):
         raise ValueError(
             f"{workdir} holds a run of {before} replicas, one on each device of "
             f"config.mesh, which has {replicas} now; resume it on {before} devices, or "
