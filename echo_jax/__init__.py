@@ -11,7 +11,6 @@ The trainer, its workloads and the studies are subpackages.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.echo import echo, echo_batches
 from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
@@ -21,6 +20,7 @@ from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.schedule import FactorByItem, FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
+from echo_jax.echo.stats import Counts, UseInfo
 
 if TYPE_CHECKING:
     from echo_jax.echo import device

@@ -11,7 +11,7 @@ as pure functions, for a step of your own.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.arguments import integer
-from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.default_spec import chosen_spec, free_on
 from echo_jax.echo.device_in_step import StepEcho, pack
 from echo_jax.echo.driver import Driver, Turn, prefetched
@@ -30,6 +29,7 @@ from echo_jax.echo.plans.base import Plan, Uses
 from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
 from echo_jax.echo.processes import AgreedIterator, Placement
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.stats import Counts, UseInfo
 from echo_jax.echo.stores.batches import check_lists
 from echo_jax.echo.stores.device import Augment, EchoBuffer, jitted_write, split_over
 from echo_jax.echo.upstream import (
@@ -224,7 +224,7 @@ class DeviceEchoIterator(EchoIterator):
         counts = super().counts
         # Lanes that take fresh items at the same batches have the same counts.
         if self._spec is not None and lanes_are_alike(self._spec):
-            counts = Counts(*map(self._place.over_all, astuple(counts)))
+            counts = Counts(*map(self._place.over_all, counts))
         return counts
 
     @property

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Uses, outputs_of
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, completed
+from echo_jax.echo.stats import UseInfo
 from echo_jax.echo.stores.batches import check_lists
 from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
 

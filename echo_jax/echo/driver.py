@@ -15,17 +15,16 @@ So an output is made as a whole or not at all, and tags, items and counts agree.
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from echo_jax.echo.arguments import integer
-from echo_jax.echo.counts import Counts
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.plans.base import Decision, Plan, Restored, Uses
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
+from echo_jax.echo.stats import Counts
 from echo_jax.echo.upstream import Element, Reader
 
 
@@ -146,7 +145,7 @@ class Driver:
     @property
     def counts(self) -> Counts:
         counts, before = self.plan.counts(self._at), self.epoch[2:]
-        return Counts(*map(sum, zip(astuple(counts), before, strict=True)))
+        return Counts(*map(sum, zip(counts, before, strict=True)))
 
     @property
     def log(self) -> DecisionLog | None:
@@ -296,7 +295,7 @@ class Driver:
                 self._reader.begin_epoch()
             else:
                 rows = epoch.rows + self._reader.row
-                epoch = Epoch(epoch.number, rows, *astuple(self.counts))
+                epoch = Epoch(epoch.number, rows, *self.counts)
                 self._reader.begin_epoch(0)
             self.epoch = epoch
             self.plan = self._plan_of(epoch)

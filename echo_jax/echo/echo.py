@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.default_spec import chosen_spec, free_memory
 from echo_jax.echo.driver import Driver, Turn, prefetched
 from echo_jax.echo.iterator import EchoIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.spec import AnySpec, EchoSpec, check_spec, completed, left_out
+from echo_jax.echo.stats import UseInfo
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import as_array
 from echo_jax.echo.tree import flatten

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from time import perf_counter
 from typing import Any, Self
 
-from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import split_off_spec
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.spec import AnySpec, EchoSpec, left_out
-from echo_jax.echo.stats import Clock, Stats, Totals
+from echo_jax.echo.stats import Clock, Counts, Stats, Totals, UseInfo
 
 
 class EchoIterator(Iterator[Any]):

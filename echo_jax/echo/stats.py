@@ -1,4 +1,4 @@
-"""How long a loop waits for data, measured by its echo while it runs."""
+"""What an echo counts while it runs, and how long its loop waits for data."""
 
 import logging
 import math
@@ -6,6 +6,24 @@ import time
 from typing import Any, NamedTuple
 
 _LOG_EVERY_S, _LOGGED_SHARE = 60.0, 0.1
+
+
+class Counts(NamedTuple):
+    """Counts so far: ``fresh`` items taken, their ``uses``, and ``repeats`` of them."""
+
+    fresh: int = 0
+    uses: int = 0
+    repeats: int = 0
+
+
+class UseInfo(NamedTuple):
+    """Identifies a use: the index of its item in the upstream, and its number from 0.
+
+    Both are integers, or for a batch ``int64[B]`` and ``int32[B]``.
+    """
+
+    fresh_index: Any
+    repeat: Any
 
 
 class Stats(dict[str, Any]):
@@ -34,17 +52,33 @@ class Totals(NamedTuple):
     uses: int = 0
 
 
+class Waits:
+    """The longest wait for data, of all and since that was last asked for."""
+
+    def __init__(self):
+        self._all = self._since = 0.0, 0
+
+    def add(self, update: int, wait_s: float) -> None:
+        """Counts the wait before an update."""
+        self._all = max(self._all, (wait_s, update))
+        self._since = max(self._since, (wait_s, update))
+
+    def longest(self, since_last: bool) -> dict[str, float]:
+        """Returns the seconds, and the update, counted from 0."""
+        seconds, update = self._since if since_last else self._all
+        if since_last:
+            self._since = 0.0, 0
+        return {"longest_wait_s": seconds, "longest_wait_at": update}
+
+
 class Clock:
     """Measures the draws of an echo."""
 
     def __init__(self):
-        self.draws, self.waited_s, self._seen_s = 0, 0.0, 0.0
+        self.draws, self.waited_s, self._seen_s, self._waits = 0, 0.0, 0.0, Waits()
         # When the first draw began and ended, and when the latest one ended.
         self._began = self._first = self._latest = 0.0
-        # The longest wait of all, and since the last time that was asked for; and where
-        # that span began.
-        self._longest, self._longest_since = (0.0, 0), (0.0, 0)
-        self._since, self._since_s = Totals(), 0.0
+        self._since, self._since_s = Totals(), 0.0  # where the span asked for began
         self._log_at = math.inf
 
     def add(self, began: float, seen_s: float) -> bool:
@@ -57,22 +91,20 @@ class Clock:
             # Another reader took the place of the one before, after a restore.
             wait_s, self._seen_s = (wait_s if wait_s > 0 else seen_s), seen_s
             self.waited_s += wait_s
-            self._longest = max(self._longest, (wait_s, self.draws))
-            self._longest_since = max(self._longest_since, (wait_s, self.draws))
+            self._waits.add(self.draws, wait_s)
         self.draws, self._latest = self.draws + 1, now
         return now > self._log_at
 
     def stats(self, now: Totals, since_last: bool, batch_ratio: float) -> Stats:
         """Returns the numbers; a training batch is ``batch_ratio`` of the loader's."""
-        before, start_s, longest = Totals(), self._began, self._longest
+        before, start_s = Totals(), self._began
         if since_last:
-            before, start_s, longest = self._since, self._since_s, self._longest_since
+            before, start_s = self._since, self._since_s
             self._since, self._since_s = now, self._latest
-            self._longest_since = (0.0, now.draws)
         draws, waited_s, read_s, num_read, fresh, uses = (
             b - a for a, b in zip(before, now, strict=True)
         )
-        elapsed_s, steps_s, steps = self._latest - start_s, 0.0, draws
+        elapsed_s, steps = self._latest - start_s, draws
         steps_s = elapsed_s - waited_s
         if not before.draws:  # The first draw follows no step.
             steps, steps_s = draws - 1, steps_s - (self._first - self._began)
@@ -82,8 +114,7 @@ class Clock:
         return Stats(
             waited_s=waited_s,
             waited_share=_ratio(waited_s, elapsed_s),
-            longest_wait_s=longest[0],
-            longest_wait_at=longest[1],
+            **self._waits.longest(since_last),
             fresh_batch_s=fresh_batch_s,
             step_s=step_s,
             R=_ratio(fresh_batch_s, step_s),

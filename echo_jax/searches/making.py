@@ -8,6 +8,7 @@ share one compilation.
 
 import copy
 import io
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from echo_jax.searches.trials import (
 )
 from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.runs import read_run
+from echo_jax.training.records.environment import is_same_data
 from echo_jax.training.trainer import train_checked
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
@@ -84,13 +86,9 @@ def refuse_other_falsifiers(
     kept = read_json(workdir / "study.json", wanted)
     if kept is None or kept.get("falsifiers", []) == [*map(dict, falsifiers)]:
         return
-    has_trials = any(
-        Unit(arm, kind, repeat).path(workdir).exists()
-        for arm in kept["arms"]
-        for kind in ("search", "confirm")
-        for repeat in range(protocol.repeats)
-    )
-    if has_trials:
+    kinds, repeats = ("search", "confirm"), range(protocol.repeats)
+    units = itertools.starmap(Unit, itertools.product(kept["arms"], kinds, repeats))
+    if any(unit.path(workdir).exists() for unit in units):
         raise ValueError(
             f"{workdir} holds trials, and config.falsifiers are not those that its "
             "study.json had before them; leave them as they were, or use another "
@@ -107,12 +105,15 @@ def _state(
     fields = flat_fields(arm.to_dict())
     missing = object()
     own = {n: v for n, v in fields.items() if default.get(n, missing) != v}
+    # Earlier versions hashed the place of the data, which may move.
+    earlier = made_of(own, protocol, unit)
+    own.pop("data.source", None)
     deciding = made_of(own, protocol, unit)
     points = protocol.points_of(unit, [])
     if unit.kind != "search":
         found = read_unit(workdir, unit.search)
         points = protocol.points_of(unit, found) if protocol.is_over(found) else []
-    made = read_unit(workdir, unit, deciding)[: len(points)]
+    made = read_unit(workdir, unit, (deciding, earlier))[: len(points)]
     # A longer search may have found another point.
     is_of = all(t.point == p for t, p in zip(made, points, strict=False))
     return deciding, points, made if is_of else []
@@ -138,6 +139,15 @@ def _make_unit(
             config.updates = protocol.limit(config.updates, config.eval_every, trials)
         found, environment = _trained(config, lock)
         trial = replace(found, number=number, point=dict(points[number]))
+        if environment and not all(
+            is_same_data(each.get("workload"), environment["workload"])
+            for each in environments
+        ):
+            raise ValueError(
+                f"{unit.path(workdir)} holds trials on other data than those that "
+                f"config.data.source={config.data.source!r} holds now; put the old "
+                "ones back, or use another --workdir"
+            )
         if environment and environment not in environments:
             environments.append(environment)
         if trial.outcome == "short" and config.updates < arm.updates:

@@ -16,7 +16,7 @@ after every trial. Processes and machines share nothing else.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -186,13 +186,15 @@ def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_unit(workdir: RunPath, unit: Unit, wanted: str = "") -> list[Trial]:
-    """Returns the existing trials of a unit; refuses trials of another hash."""
+def read_unit(
+    workdir: RunPath, unit: Unit, wanted: Collection[str] = ()
+) -> list[Trial]:
+    """Returns the existing trials of a unit; refuses those of none of the hashes."""
     path = unit.path(workdir)
     content = read_json(path, _UNIT)
     if content is None:
         return []
-    if wanted and content["made_of"] != wanted:
+    if wanted and content["made_of"] not in wanted:
         raise ValueError(
             f"{path} holds trials of another config or search; use another --workdir"
         )

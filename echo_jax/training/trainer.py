@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import signal
+import time
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -31,6 +32,7 @@ from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.check import check_config
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
+from echo_jax.echo.stats import Waits
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
@@ -433,6 +435,13 @@ def train_checked(
     return summary
 
 
+class _Dispatched(NamedTuple):
+    totals: Totals  # After these updates.
+    report: StepReport
+    work: Work
+    longest_wait: dict[str, float]  # Since the last logged update, if one is logged.
+
+
 class Trainer:
     """A run in progress, with one method for each step of the loop.
 
@@ -544,6 +553,7 @@ class Trainer:
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=config.dispatch.steps
         )
+        self._waits = Waits()
         self._log_every = config.log_every
         self._group = partial(
             next_group,
@@ -551,7 +561,7 @@ class Trainer:
             total=config.updates,
             stops=(config.log_every, config.eval_every, config.checkpoint_every),
         )
-        self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
+        self._in_flight: deque[_Dispatched] = deque()
         # The updates done when the data of this process ended; None before that.
         self._ended_after: int | None = None
         # Why the run cannot be saved during a wait; empty if it can.
@@ -651,8 +661,10 @@ class Trainer:
             state = self.feed.state_before_take()
             what = f"the input of update {self.totals.updates + 1}"
             waiting = self.watchdog.waiting(what, state, anywhere=state is not None)
+            began = time.perf_counter()
             with self.clock.phase("wait"), waiting:
                 inputs = self.feed.take(num_updates)
+            self._waits.add(self.totals.updates, time.perf_counter() - began)
             if inputs is not None:
                 return inputs
             # The other processes need this one's share of every update. So it goes on
@@ -675,14 +687,16 @@ class Trainer:
         is_done = cast(Any, report.first_bad_update).is_ready
         work = self.device_time.sent(sent_s, len(repeat), is_done)
         self.totals = self.totals.after(repeat, bytes_sent=self._bytes_sent[meets])
-        self._in_flight.append((self.totals, report, work))
+        is_logged = self.totals.updates % self._log_every == 0
+        longest = self._waits.longest(since_last=True) if is_logged else {}
+        self._in_flight.append(_Dispatched(self.totals, report, work, longest))
 
     def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
         """Waits until `leave` dispatches are in flight; logs the rows that are due."""
         if self.device_time.is_due:
             self._wait(self._in_flight[-1])
         while len(self._in_flight) > leave:
-            totals, report, _ = dispatched = self._in_flight.popleft()
+            totals, report, _, longest_wait = dispatched = self._in_flight.popleft()
             self._wait(dispatched)
             self.progress.update(totals.updates)
             # Reading costs a transfer, so losses between logged updates are not read.
@@ -708,14 +722,13 @@ class Trainer:
                     t_up_s=float(np.clip(start_s, *bounds)),
                     step_s=self.device_time.step_s,
                 )
-                self.log.add(row)
+                self.log.add(row | longest_wait)
 
-    def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
-        _, report, work = dispatched
+    def _wait(self, dispatched: _Dispatched) -> None:
         self.device_time.look()
         # All outputs of a program are ready together.
-        report.first_bad_update.block_until_ready()
-        self.device_time.finished(work)
+        dispatched.report.first_bad_update.block_until_ready()
+        self.device_time.finished(dispatched.work)
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""

@@ -214,11 +214,11 @@ def build(config: Any) -> Workload:
     splits = open_splits(config, "coco")
     categories = splits.info["categories"]
     task_info = {"categories": categories}
-    decode = DecodeBoxes(
-        splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
-    )
     of_train = splits.info["splits"][splits.metadata["train"]["split"]]
     objects = of_train.get("images_by_objects", {})
+    decode = DecodeBoxes(
+        splits.decode_record, data.image_size, data.max_boxes, warns=not objects
+    )
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
     judged = _Judged(splits, Subset(splits.evaluation, chosen))
     return make_workload(

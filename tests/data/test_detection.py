@@ -323,6 +323,14 @@ def test_crowds_and_empty_boxes_are_left_out_and_the_largest_kept():
         assert item["box_labels"][item["box_mask"]].tolist() == kept
 
 
+def test_boxes_beyond_the_limit_that_nobody_counted_are_said():
+    boxes = [[0, 0, 5, 5], [0, 0, 40, 80], [0, 0, 9, 9]]
+    decode = DecodeBoxes(dict, 20, 1, warns=True)
+    decode(record(boxes, crowd=[1, 0, 1]))
+    with pytest.warns(UserWarning, match="image 17 has 2 boxes, .* 1 are kept"):
+        decode(record(boxes, crowd=[1, 0, 0]))
+
+
 def test_boxes_lie_in_the_pixels_as_stored():
     """However the camera was held: COCO's boxes know nothing of EXIF."""
     exif = Image.Exif()

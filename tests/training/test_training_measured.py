@@ -1,6 +1,7 @@
 """What is measured of a run: its time, its loader, and what its repeats are worth."""
 
 import itertools
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_workload import ON_DEVICE, make_workload, rows_of, tiny_config
+from tiny_workload import ON_DEVICE, make_workload, rows_of, run, tiny_config
 
 from echo_jax.studies import notes, read_runs
 from echo_jax.training import Clock, DeviceTime, train
@@ -82,6 +83,18 @@ def test_every_branch_has_an_order_of_its_own_also_in_a_run_that_was_stopped(tmp
     # A report says what repeats were worth.
     study = read_runs([tmp_path / "whole"])
     assert any("by 2 branches on fresh data" in note for note in notes(study))
+
+
+def test_the_longest_wait_of_a_row_is_named_by_its_update(tmp_path):
+    def stall(batch):
+        if batch == 20:
+            time.sleep(1.0)
+
+    run(tmp_path, on_batch=stall, updates=27, log_every=3, **ECHOES["host"])
+    rows = {row["updates"]: row for row in rows_of(tmp_path, "train")}
+    assert rows[21]["longest_wait_at"] == 19 and rows[21]["longest_wait_s"] > 0.5
+    assert max(rows, key=lambda k: rows[k]["longest_wait_s"]) == 21
+    assert all(k - 3 <= r["longest_wait_at"] < k for k, r in rows.items())
 
 
 def test_every_second_is_in_one_phase():

@@ -33,7 +33,7 @@ STOPS += [("spread", update) for update in (4, 5, 6, 7, 8)]
 
 def exact(row):
     """A row without what depends on time."""
-    timed = ("_s", "_per_s", "idle_fraction")
+    timed = ("_s", "_per_s", "idle_fraction", "longest_wait_at")
     return {name: value for name, value in row.items() if not name.endswith(timed)}
 
 

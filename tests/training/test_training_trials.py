@@ -177,6 +177,32 @@ def test_trials_of_another_study_are_refused(whole, changes, options):
         make(whole[0], protocol(**changes), arms(**options))
 
 
+def test_trials_go_on_with_the_same_data_at_another_place(whole, tmp_path):
+    """By its hash, or by its place where it has none."""
+
+    def at(source, points=2, **facts):
+        def build(config):
+            data = {"data": {"synthetic": True, "source": source, **facts}}
+            return dataclasses.replace(as_synthetic(config), metadata=data)
+
+        with registered(build):
+            of = arms(data__source=source)
+            return make(tmp_path, protocol(points=points, streams=1), of)
+
+    at("here", sha256="a")
+    before = files(tmp_path)
+    for source, facts in (("there", {"sha256": "b"}), ("there", {})):
+        with pytest.raises(ValueError, match=r"on other data than .*'there' holds"):
+            at(source, 3, **facts)
+    assert files(tmp_path) == before
+    at("there", 3, sha256="a")
+    names = ("baseline.search-0", "baseline.confirm-0")
+    expected = [[*t.point.values(), t.final] for t in trials(whole[0], names[0])]
+    assert [
+        [*t.point.values(), t.final] for t in trials(tmp_path, names[0])
+    ] == expected
+
+
 def study(updates=6):
     base = tiny_config(updates=updates, log_every=2, eval_every=2, target=1e-9)
     of = {"hot": {"optim": {"lr": 1e30}}, "last": {}}

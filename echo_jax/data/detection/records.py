@@ -1,5 +1,6 @@
 """Images with boxes: from a record to an item of fixed shapes."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,12 @@ class DecodeBoxes:
     decode_record: Callable[[Any], dict[str, Any]]  # Returns the dict of kind coco.
     size: int
     max_boxes: int  # Objects to keep, the largest ones.
+    # Whether to warn of the first image that has more: nobody counted them before.
+    warns: bool = False
 
     def __call__(self, record: Any) -> Item:
         entries = self.decode_record(record)
-        boxes, labels = _objects(entries, self.max_boxes)
+        boxes, labels = _objects(entries, self.max_boxes, warns=self.warns)
         empty = self.max_boxes - len(boxes)
         return {
             "image": self._image(entries),
@@ -75,7 +78,9 @@ def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:
     return cv2.resize(image, (size, size), interpolation=how)
 
 
-def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray]:
+def _objects(
+    entries: dict[str, Any], most: int, *, warns: bool
+) -> tuple[np.ndarray, np.ndarray]:
     height, width = entries["height"], entries["width"]
     whole = np.array([height, width, height, width], np.float32)
     boxes = np.frombuffer(entries["boxes"], "<f4").reshape(-1, 4) / whole
@@ -89,6 +94,13 @@ def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray
     area = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
     # COCO's evaluation ignores crowds, so nothing is learned from them.
     is_object = (crowd == 0) & (area > 0)
+    if warns and is_object.sum() > most:
+        warnings.warn(
+            f"image {entries['image_id']} has {is_object.sum()} boxes, and the largest "
+            f"{most} are kept, as of every image with more; set "
+            "--config.data.max_boxes higher to keep all",
+            stacklevel=2,
+        )
     # Keep the largest objects, in the order of the record.
     order = np.argsort(np.where(is_object, -area, np.inf), kind="stable")
     kept = np.sort(order[: min(most, is_object.sum())])

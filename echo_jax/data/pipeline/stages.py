@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from echo_jax.data.pipeline.storage import SimulatedStorage
-from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.finite import is_finite
 from echo_jax.echo.keys import seed_for_use
+from echo_jax.echo.stats import UseInfo
 from echo_jax.echo.stores.leaves import read_only
 from echo_jax.echo.tree import tree_map
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.spec import AnySpec, EchoSpec, check_spec, completed
+from echo_jax.echo.stats import UseInfo
 
 __all__ = ["echo"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts
+from echo_jax.echo.stats import Counts
 
 
 class Need(NamedTuple):

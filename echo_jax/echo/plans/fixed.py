@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import Piece, rounds_of
 from echo_jax.echo.plans.base import (
@@ -33,6 +32,7 @@ from echo_jax.echo.plans.base import (
 )
 from echo_jax.echo.plans.lanes import Lanes, epoch_spec, lane_spec
 from echo_jax.echo.spec import EchoSpec, completed
+from echo_jax.echo.stats import Counts
 
 # The most batches that are decided at once, and the most uses beyond one batch.
 _BATCHES_AHEAD, _USES_AHEAD = 32, 1 << 15

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.plans.base import Plan, Restored, Uses, check_keys, check_origin
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec, completed
+from echo_jax.echo.stats import Counts
 
 
 class RingPlan(Plan):

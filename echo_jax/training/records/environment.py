@@ -152,9 +152,16 @@ def check_replicas(workdir: RunPath, replicas: int) -> None:
 
 def _has_moved(workdir: RunPath, metadata: Mapping[str, Any] | None) -> bool:
     """Returns whether this is the data of the folder's run, by its hashes."""
-    known = read_if_whole(workdir / "environment.json") or {}
-    now = _facts(json.loads(json.dumps(plain(metadata))))
-    return any(_hashes(metadata or {})) and _facts(known.get("workload")) == now
+    known = (read_if_whole(workdir / "environment.json") or {}).get("workload")
+    return any(_hashes(metadata or {})) and is_same_data(known, metadata)
+
+
+def is_same_data(known: Any, metadata: Mapping[str, Any] | None) -> bool:
+    """Returns whether two descriptions are of the same data, by hashes or by place."""
+    now = json.loads(json.dumps(plain(metadata)))
+    if not any(_hashes(metadata or {})):
+        return known == now
+    return _facts(known) == _facts(now)
 
 
 def _facts(metadata: Any) -> Any:
