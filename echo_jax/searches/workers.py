@@ -9,12 +9,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Mapping
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
 from rich.console import Console
@@ -25,10 +25,13 @@ from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 from echo_jax.terminal import ending
 from echo_jax.terminal.notes import Notes
 
-_LOOK_EVERY_S = 1.0
+_SPAWN = multiprocessing.get_context("spawn")
+_LOOK_EVERY_S = 0.2
 _OTHERS_EVERY_S = 10.0
-# Time for workers to end after a signal, before they are killed.
-_GRACE_S = 20.0
+# A worker that must end gets so many SIGTERM, one in 2 s, and is then killed.
+_ASKED_TO_END, _AGAIN_S = 10, 2.0
+# In a worker: the queue of the trials that it has made.
+_made: Any = None
 
 
 # `exit_code` is the shell's: 128 + the signal, such as 143 after SIGTERM.
@@ -62,130 +65,99 @@ def run_search(
     (workdir / "trials").mkdir()
     progress = _Progress(protocol, workdir, console)
     jobs = jobs or _num_jobs()
-    with _Stop() as stop:
+    free = sorted(os.sched_getaffinity(0))
+    cores, made = _SPAWN.SimpleQueue(), _SPAWN.SimpleQueue()
+    for number in range(jobs):
+        cores.put({free[number % len(free)]} if jobs > 1 else {*free})
+    # The kernel closes `held` too if this process is killed.
+    lifeline, held = _SPAWN.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, _SPAWN, _begin, (cores, made, lifeline))
+    given = protocol, dict(arms), str(workdir)
+    with _stop_asked() as stop, pool, held:
         while progress.read():
-            _run_workers(jobs, (protocol, dict(arms), str(workdir)), progress, stop)
-            if progress.read() and not stop.asked.is_set():
+            waiting = {pool.submit(_work, *given) for _ in range(jobs)}
+            while waiting:
+                both = {stop, *waiting}
+                done, waiting = wait(both, _LOOK_EVERY_S, FIRST_EXCEPTION)
+                waiting.discard(stop)
+                while not made.empty():
+                    progress.show(*made.get())
+                for future in done:
+                    future.result()
+            if progress.read():
                 progress.note("others make the rest; waits for them")
-                stop.asked.wait(_OTHERS_EVERY_S)
-            if stop.asked.is_set():
-                raise StudyStopped(stop.signum)
+                wait([stop], _OTHERS_EVERY_S)
 
 
-class _Stop:
-    """Records the first signal that asks for an end; a second one ends the command."""
+@contextlib.contextmanager
+def _stop_asked() -> Iterator[Future[None]]:
+    """Yields a future that a signal fails; raises the error of a stopped search."""
+    stop: Future[None] = Future()
 
-    def __init__(self) -> None:
-        self.asked, self.signum = threading.Event(), 0
-        self._ends = contextlib.ExitStack()
+    def hear(signum: int) -> None:
+        if not stop.done():
+            stop.set_exception(StudyStopped(signum))
+        elif ending.owns_process():
+            ending.end(128 + signum, StudyStopped(signum), resumes=True)
 
-    def __enter__(self) -> "_Stop":
-        self._ends.enter_context(ending.SignalThread(self._hear))
-        if threading.current_thread() is threading.main_thread():
-            for signum in ending.stop_signals():
-                if signal.getsignal(signum) != signal.SIG_IGN:
-                    # The thread also gets the signal.
-                    before = signal.signal(signum, lambda *_: None)
-                    self._ends.callback(signal.signal, signum, before)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ends.close()
-
-    def _hear(self, signum: int) -> None:
-        if self.asked.is_set() and ending.owns_process():
-            message = str(StudyStopped(signum))
-            ending.end(128 + signum, message, resumes=True)
-        self.signum = signum
-        self.asked.set()
-
-
-def _run_workers(
-    jobs: int, given: tuple[Any, ...], progress: "_Progress", stop: _Stop
-) -> None:
-    """Runs `_work` in processes until all have ended or a signal came."""
-    context = multiprocessing.get_context("spawn")
-    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else [None]
-    workers: list[BaseProcess] = []
-    talking: list[Any] = []
-    try:
-        for number in range(jobs):
-            said, says = context.Pipe(duplex=False)
-            arguments = (*given, cores[number % len(cores)], says)
-            worker = context.Process(target=_work, args=arguments, daemon=True)
-            worker.start()
-            says.close()
-            workers.append(worker)
-            talking.append(said)
-        while talking and not stop.asked.is_set():
-            ready: list[Any] = connection.wait(talking, _LOOK_EVERY_S)
-            for said in ready:
-                try:
-                    message = said.recv()
-                except (EOFError, OSError):
-                    talking.remove(said)  # The worker has ended.
-                    continue
-                if isinstance(message[0], LostWorkerError):
-                    raise message[0]
-                progress.show(*message)
-    finally:
-        if talking:
-            for worker in workers:
-                worker.terminate()
-        deadline_s = time.monotonic() + _GRACE_S
-        for worker in workers:
-            worker.join(max(deadline_s - time.monotonic(), 0))
-            worker.kill()
-            worker.join()
-    lost = [worker.exitcode for worker in workers if worker.exitcode]
-    if lost and not stop.asked.is_set():
-        raise LostWorkerError(
-            f"a process that makes trials ended with status {lost[0]}; the trials "
-            "that have ended are kept: run the same command again, perhaps with "
-            "fewer --jobs"
-        )
+    with ending.SignalThread(hear), contextlib.ExitStack() as ends:
+        is_main = threading.current_thread() is threading.main_thread()
+        for signum in ending.stop_signals() if is_main else ():
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                # The thread also gets the signal.
+                before = signal.signal(signum, lambda *_: None)
+                ends.callback(signal.signal, signum, before)
+        try:
+            yield stop
+        except BrokenProcessPool as error:
+            raise LostWorkerError(
+                "a process that makes trials crashed or was killed; the trials that "
+                "have ended are kept: run the same command again, perhaps with fewer "
+                "--jobs"
+            ) from error
+        finally:
+            # A signal to all processes may end a worker before this one hears of it.
+            if stop.done():
+                stop.result()
 
 
-def _work(
-    protocol: Protocol,
-    arms: Mapping[str, Config],
-    workdir: str,
-    core: int | None,
-    says: connection.Connection,
-) -> None:
-    """Makes trials in its own process."""
-    if core is not None:
-        # Before jax counts the cores for its threads.
-        os.sched_setaffinity(0, {core})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _begin(cores: Any, made: Any, lifeline: Connection) -> None:
+    """Prepares a worker."""
+    global _made
+    _made = made
+    # Before jax counts the cores for its threads.
+    os.sched_setaffinity(0, cores.get())
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+
+
+def _end_with(lifeline: Connection) -> None:
+    """Ends this worker when its search ends or the process of the search is killed."""
+    lifeline.poll(None)
+    # One signal may end only a trial, or come when the trial no longer looks for it.
+    for _ in range(_ASKED_TO_END):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _work(protocol: Protocol, arms: Mapping[str, Config], workdir: str) -> None:
+    """Makes trials in a worker."""
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials
     from echo_jax.training.processes.interrupt import Interrupted
 
-    def say(*message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # The parent is gone.
-            says.send(message)
-
     try:
-        make_trials(protocol, arms, run_folder(workdir), say)
+        make_trials(protocol, arms, run_folder(workdir), lambda *it: _made.put(it))
     except (Interrupted, KeyboardInterrupt):
-        sys.exit(0)  # The sender of the signal knows.
+        return  # The sender of the signal knows.
     except Exception as error:
         code = getattr(error, "exit_code", 1)
-        say(LostWorkerError(f"{type(error).__name__}: {error}", code))
-        sys.exit(1)
-
-
-def _end_with_parent() -> None:
-    """Stops this process when its parent process is gone."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+        raise LostWorkerError(f"{type(error).__name__}: {error}", code) from None
 
 
 def _num_jobs() -> int:
     # In another process: the process that asks for an accelerator keeps it.
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with _SPAWN.Pool(1) as pool:
         backend = pool.apply(_backend)
     return len(os.sched_getaffinity(0)) if backend == "cpu" else 1
 
@@ -212,12 +184,11 @@ class _Progress(Notes):
         protocol = self._protocol
         made = {unit: read_unit(self._workdir, unit) for unit in protocol.units()}
         for unit, trials in made.items():
-            whole = protocol.size(unit)
-            if unit.kind == "search":
-                for trial in trials:
-                    self._note_best(unit, trial)
-            elif protocol.is_over(found := made.get(unit.search, [])):
+            whole, found = protocol.size(unit), made.get(unit.search, [])
+            if unit.kind == "confirm" and protocol.is_over(found):
                 whole = len(protocol.points_of(unit, found))
+            for trial in trials:
+                self._note_best(unit, trial)
             self._missing[unit] = max(whole - len(trials), 0)
         return sum(self._missing.values())
 
