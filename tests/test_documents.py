@@ -34,11 +34,12 @@ HELP = texts_of("echo_jax/cli/parser.py", "echo_jax/*/*_command*.py", "configs/*
 SOURCE = "\n".join(
     texts_of("echo_jax/**/*.py", "benchmarks/**/*.py", "configs/**/*.py").values()
 )
-SCRIPTS = "\n".join(texts_of("*.sh").values())
+SCRIPTS = "\n".join(texts_of("*.sh", "launch/*").values())
 PACKAGE = ROOT / "echo_jax"
 
-# Of pip, jupytext, SLURM and tensorboard.
-FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--signal", "--sync"}
+# Of pip, jupytext, Slurm, SkyPilot, gcloud and tensorboard.
+FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--sync", "--time"}
+FOREIGN_OPTIONS |= {"--data-disk"}
 # Of torch and kauldron.
 FOREIGN_CLASSES = {"DynamicScale", "DataLoader", "IterableDataset", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.

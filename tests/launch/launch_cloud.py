@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-import shutil
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ["launch_tpu.sh", "launch_worker.sh"]
+SCRIPT = ROOT / "launch_tpu.sh"
 STAND_IN = Path(__file__).with_name("stand_in.py")
 TRAIN = ["--config", "configs/lm.py:tiny", "--workdir", "/mnt/shared/lm"]
 LONG_S = 300  # What takes longer hangs, however busy the machine is.
@@ -24,47 +25,57 @@ NASTY = [
 ]
 
 
+def documented() -> list[list[str]]:
+    """The words of every command in docs/clusters.md."""
+    page = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", page))
+    lines = re.split(r"\n| && ", blocks.replace("\\\n", " ").strip())
+    return [words for line in lines if (words := shlex.split(line))]
+
+
 class Cloud:
-    """A cloud in a folder, and a checkout to launch from."""
+    """A cloud with one VM of two workers."""
 
     def __init__(self, folder: Path):
         self.world = folder / "world"
-        self.checkout = folder / "checkout"
         self.home = folder / "home"
-
-    def build(self) -> None:
-        for path in (self.world, self.checkout, self.home):
-            path.mkdir()
-        for name in (*SCRIPTS, "pyproject.toml"):
-            shutil.copy(ROOT / name, self.checkout)
-        shutil.copytree(ROOT / "configs", self.checkout / "configs")
-        for place, names in {
-            "bin": ("gcloud", "python3", "echo-jax"),
+        for path in (self.home, self.home / "checkout", self.homes(0), self.homes(1)):
+            path.mkdir(parents=True)
+        self.checkout = self.home / "checkout"
+        names = "launch_tpu.sh configs echo_jax echo_jax_command.py pyproject.toml"
+        for name in f"{names} README.md LICENSE".split():
+            (self.checkout / name).symlink_to(ROOT / name)
+        for folder, names in {
+            "bin": ("gcloud", "echo-jax"),
             "worker_bin": ("gcloud", "uv", "echo-jax"),
         }.items():
-            (self.world / place).mkdir()
+            (self.world / folder).mkdir()
             for name in names:
-                prefix = "stand_in_" * (place == "worker_bin" and name != "gcloud")
                 self.write(
-                    f"{place}/{prefix}{name}",
+                    f"{folder}/{name}",
                     f"#!{sys.executable} -IS\nimport sys\n"
                     f"sys.path.insert(0, {str(STAND_IN.parent)!r})\n"
                     f"import stand_in\nstand_in.main({name!r})\n",
                 )
-            # Waiting is shorter here.
-            shorter = "[ $1 = 0.2 ] && exec /bin/sleep 0.05\nexec /bin/sleep 0.2\n"
-            self.write(f"{place}/sleep", f"#!/bin/sh\n{shorter}")
+        # Waiting for a minute is shorter here.
+        self.write("worker_bin/sleep", "#!/bin/sh\nexec /bin/sleep 0.1\n")
         self.write("worker_bin/hostname", "#!/bin/sh\necho w-$WORKER\n")
         # The installer of uv.
         self.write(
             "worker_bin/curl",
             "#!/bin/sh\necho 'mkdir $UV_UNMANAGED_INSTALL'\n"
-            "echo 'cp $WORLD/worker_bin/stand_in_uv $UV_UNMANAGED_INSTALL/uv'\n",
+            "echo 'cp $WORLD/worker_bin/uv $UV_UNMANAGED_INSTALL'\n",
         )
+
+    def homes(self, worker: int) -> Path:
+        return self.world / "homes" / str(worker)
 
     def write(self, path: str, script: str) -> None:
         (self.world / path).write_text(script)
         (self.world / path).chmod(0o755)
+
+    def plan(self, words: str) -> None:
+        (self.world / "plan").write_text(words)
 
     def environment(self, **variables: str) -> dict[str, str]:
         path = f"{self.world}/bin:/usr/bin:/bin"
@@ -79,7 +90,7 @@ class Cloud:
     @contextlib.contextmanager
     def launched(self, *argv: str, **variables: str) -> Iterator[subprocess.Popen]:
         with subprocess.Popen(
-            [f"{self.checkout}/launch_tpu.sh", *argv],
+            [self.checkout / "launch_tpu.sh", *argv],
             cwd=self.home,
             env=self.environment(**variables),
             stdin=subprocess.DEVNULL,
@@ -94,60 +105,15 @@ class Cloud:
             finally:
                 process.kill()
 
-    def plan(self, **lists: list[str]) -> None:
-        (self.world / "plan.json").write_text(json.dumps(lists))
-
     def rows(self, name: str) -> list:
         path = self.world / f"{name}.jsonl"
         text = path.read_text() if path.exists() else ""
         return [*map(json.loads, text.splitlines())]
 
-    def calls(self) -> list[list[str]]:
-        """What gcloud was called with since the last time."""
-        calls = self.rows("gcloud")
-        (self.world / "gcloud.jsonl").unlink(missing_ok=True)
-        return calls
-
-    def verbs(self) -> list[str]:
-        """Those calls in short: the verb, of ssh what is done."""
-        return [in_short(call) for call in self.calls()]
-
-    def there(self, worker: int, path: str = "") -> Path:
-        return self.world / "vm" / str(worker) / "echo-jax" / path
-
-    def states(self) -> list[str]:
-        done = self.launch("status")
-        assert done.returncode == 0, done.stderr
-        self.calls()
-        return [line.partition(" w-")[2] for line in done.stdout.splitlines()[1:]]
-
-    def ended(self, number: int = 2) -> list[str]:
-        """Waits until so many workers have an exit code; returns all states."""
-        until(lambda: len(list(self.there(0).parents[1].glob(EXIT_CODES))) >= number)
-        return self.states()
-
     def end_all(self) -> None:
-        """Ends what still runs on a worker or in `local`."""
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                variables = environment.read_bytes().split(b"\0")
-                if f"WORLD={self.world}".encode() in variables:
-                    os.kill(int(environment.parent.name), signal.SIGKILL)
-
-
-def in_short(call: list[str]) -> str:
-    verb = next(word for word in call if not word.startswith("-") and word in SHORT)
-    if verb != "ssh":
-        return verb
-    command = next(word for word in call if word.startswith("--command="))
-    for what in ("state", "installed", "install", "start", "stop"):
-        if f"launch_worker.sh {what}" in command or f"echo-jax/{what} " in command:
-            return what
-    raise AssertionError(command)
-
-
-EXIT_CODES = "*/echo-jax/run/exit_code"
-SHORT = {"create", "delete", "start", "describe", "ssh", "scp"}
+        for row in self.rows("train"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(row["pid"], signal.SIGKILL)
 
 
 def until(true: Callable[[], object]) -> None:

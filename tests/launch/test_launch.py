@@ -1,187 +1,217 @@
-"""launch_tpu.sh: what it refuses, calls and shows, what setup brings; and sky.yaml."""
+"""launch_tpu.sh: the commands of gcloud, and what they do on the workers of a VM."""
 
-import re
+import os
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from launch_cloud import NASTY, ROOT, SCRIPTS, in_short
-
-from echo_jax.cli import main
+from launch_cloud import NASTY, ROOT, SCRIPT, TRAIN, documented, lives, started, until
 
 
 def test_shellcheck_finds_nothing():
     shellcheck = Path(sys.executable).with_name("shellcheck")
     assert shellcheck.exists(), "shellcheck is missing: pip install -e '.[test]'"
-    command = [shellcheck, "-x", *SCRIPTS, ".ci/run"]
+    command = [shellcheck, SCRIPT, "launch/slurm.sbatch", ".ci/run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def dry(line: str, *more: str) -> list[str]:
+    """The commands that a call would run."""
+    # A flag comes before the environment.
+    usual = {"ECHO_JAX_ZONE": "of-env", "ECHO_JAX_SPOT": "1", "ECHO_JAX_GPU": "0"}
+    usual["ECHO_JAX_TYPE"] = "v4-8"
+    verb, *options = line.split()
+    done = subprocess.run(
+        [SCRIPT, verb, "--dry-run", *options, *more],
+        env={**os.environ, **usual},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("create --type=v9-8", "--type=v9-8 has no default version: add --version"),
-        ("stop --follow", "stop takes no '--follow'; see ./launch_tpu.sh stop --help"),
-        ("status --name=A_b", "--name=A_b is no name of a VM: take a-z, 0-9 and -"),
-        ("status --bucket=b", "--bucket=b is no bucket: it begins with gs://"),
-        ("run --watch -- x", "run makes a VM: add --type"),
-        ("delete", "echo-jax is not deleted: answer y, or add --yes"),
+        ("create --type=v9-8", "add --type, such as v5litepod-16, or also --version"),
+        ("create", "add --type, such as v5litepod-16"),
+        ("watch", "there is no verb 'watch'; see ./launch_tpu.sh --help"),
+        ("stop --force", "there is no option '--force'; see ./launch_tpu.sh --help"),
+        ("stop --name", "--name needs a value"),
+        ("stop --grace=x[0]", "--grace must be a whole number above 0, got x[0]"),
+        ("run --gpu", "run needs the arguments of echo-jax train: -- --config"),
     ],
 )
 def test_what_cannot_be_is_refused(cloud, argv, message):
     done = cloud.launch(*argv.split())
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.removeprefix("Delete ").splitlines()) == 1
-    assert cloud.calls() == []
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+    assert cloud.rows("gcloud") == []
 
 
-TPU = "tpus tpu-vm {} echo-jax"
-QUEUED = "tpus queued-resources {} echo-jax"
-GPU = "instances {} echo-jax"
+def test_the_help_is_the_comment_at_the_top(cloud):
+    done = cloud.launch("run", "--help")
+    assert done.returncode == 0 and done.stdout == cloud.launch().stdout
+    lines = SCRIPT.read_text().splitlines()[1:]
+    shown = done.stdout.splitlines()
+    assert [f"# {line}".rstrip() for line in shown] == lines[: len(shown)]
+    assert lines[len(shown)] == "set -euo pipefail"
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (
-            "create --zone=z --type v5litepod-16",
-            f"{TPU} --zone=z --accelerator-type=v5litepod-16 "
-            "--version=v2-alpha-tpuv5-lite --spot",
-        ),
-        (
-            "create --queued --type=v6e-8 --spot --project=p",
-            f"{QUEUED} --project=p --zone=of-env --node-id=echo-jax "
-            "--accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --spot",
-        ),
-        (
-            "create --gpu --type=g2-standard-8 --version=v",
-            f"{GPU} --zone=of-env --machine-type=g2-standard-8 --image-family=v "
-            "--image-project=deeplearning-platform-release --boot-disk-size=200GB "
-            "--maintenance-policy=TERMINATE --scopes=cloud-platform "
-            "--provisioning-model=SPOT --instance-termination-action=STOP",
-        ),
-        ("delete --yes --queued", f"{QUEUED} --zone=of-env --force --quiet"),
-        ("status --gpu", f"{GPU} --zone=of-env --format=value(status)"),
-    ],
-)
-def test_gcloud_is_called_for_every_kind_of_vm(cloud, argv, expected):
-    verb = argv.split()[0]
-    expected = expected.format("describe" if verb == "status" else verb).split()
-    if verb == "delete":
-        cloud.launch("create", "--type=v4-8")
-        cloud.calls()
-    # A flag comes before the environment.
-    usual = {"ECHO_JAX_ZONE": "of-env", "ECHO_JAX_SPOT": "1", "ECHO_JAX_GPU": "0"}
-    done = cloud.launch(*argv.split(), **usual)
-    assert done.returncode == 0
-    assert (done.stdout == "echo-jax MISSING\n") == (verb == "status")
-    assert cloud.calls() == [["compute", *expected]]
-    # What it cannot do is the end.
-    cloud.plan(create=["no such project"], describe=["no such project"])
-    if verb != "delete":
-        done = cloud.launch(*argv.split())
-        assert done.returncode == 1 and "no such project" in done.stderr
-
-
-def test_without_gcloud_it_says_so(cloud):
-    # A link of its own to what is needed: gcloud may be installed where the rest is.
-    (cloud.world / "few").mkdir()
-    for name in ("bash", "env", "dirname"):
-        (cloud.world / "few" / name).symlink_to(shutil.which(name))
-    done = cloud.launch("status", PATH=f"{cloud.world}/few")
-    assert done.returncode == 2 and "gcloud is not installed: see" in done.stderr
-
-
-def test_setup_brings_to_every_worker_what_it_lacks(cloud):
-    cloud.launch("create", "--type=v5litepod-16")
-    assert cloud.launch("run", "--", "--x").returncode != 0
-    assert cloud.rows("train") == []
-    cloud.plan(uv=["no network"])
-    done = cloud.launch("setup")
-    assert done.returncode == 1 and "no network" in done.stdout + done.stderr
-    cloud.calls()
-    assert cloud.launch("setup", "--zone=z").returncode == 0
-    calls = cloud.calls()
-    assert all({"--zone=z", "--worker=all", "--quiet"} <= {*call} for call in calls)
-    assert [in_short(call) for call in calls] == ["installed", "scp", "install"]
-    for worker in (0, 1):
-        config = cloud.there(worker, "configs/lm.py")
-        assert config.read_bytes() == (ROOT / "configs/lm.py").read_bytes()
-        assert cloud.there(worker, "venv/bin/echo-jax").exists()
-        assert not list(cloud.there(worker).rglob("__pycache__"))
-    wheels = [row[-1].split(" @ ")[0] for row in cloud.rows("uv") if row[0] == "pip"]
-    assert {*wheels} == {"echo-jax[tpu,gcs]"}
-    assert cloud.states() == ["0 idle", "1 idle"]
-
-    done = cloud.launch("setup")
-    assert "echo-jax has this installed already" in done.stderr
-    assert cloud.verbs() == ["installed"]
-    # A change of what is brought is brought to all.
-    with open(cloud.checkout / "configs/lm.py", "a") as file:
-        file.write("# changed\n")
-    assert cloud.launch("setup").returncode == 0
-    assert cloud.verbs() == ["installed", "scp", "install"]
-    # The environment was made once for each.
-    assert [row[0] for row in cloud.rows("uv")].count("venv") == 2
-
-
-@settings(max_examples=15)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-        min_size=1,
-        max_size=25,
-    )
-)
-def test_a_quoted_line_is_read_as_the_same_words(words):
-    script = 'source ./launch_worker.sh; eval "printf \'%s\\0\' $(quoted "$@")"'
-    done = subprocess.run(
-        ["bash", "-c", script, "launch_worker.sh.sourced", *words],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == b"".join(word.encode() + b"\0" for word in words)
-
-
-DRY = {
-    "create": ["--type=v5litepod-16", "--spot"],
-    "setup": ["--zone=z"],
-    "run": ["--bucket=gs://b", "--", *NASTY],
-    "status": [],
-    "logs": ["--worker=1"],
-    "stop": ["--project=p q"],
-    "delete": ["--yes"],
+TPU = "compute tpus tpu-vm {} echo-jax"
+QUEUED = "compute tpus queued-resources {} echo-jax"
+GPU = "compute instances {} echo-jax"
+VM = {
+    "create --zone=z --type v5litepod-16": f"{TPU} --zone=z --spot "
+    "--accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite",
+    "create --queued --type=v6e-8 --project=p": f"{QUEUED} --project=p --zone=of-env "
+    "--spot --node-id=echo-jax --accelerator-type=v6e-8 "
+    "--runtime-version=v2-alpha-tpuv6e",
+    "create --gpu --type=g2-standard-8 --version=v": f"{GPU} --zone=of-env "
+    "--provisioning-model=SPOT --instance-termination-action=STOP "
+    "--machine-type=g2-standard-8 --image-family=v "
+    "--image-project=deeplearning-platform-release --boot-disk-size=200GB "
+    "--maintenance-policy=TERMINATE --scopes=cloud-platform",
+    "delete --queued --yes": f"{QUEUED} --zone=of-env --force --quiet",
+    "delete --gpu": f"{GPU} --zone=of-env",
+    "status --spot=0": f"{TPU} --zone=of-env --format=value(state)",
+    "status --gpu": f"{GPU} --zone=of-env --format=value(status)",
+    "status --queued": f"{QUEUED} --zone=of-env --format=value(state.state)",
 }
 
 
-def test_dry_run_changes_nothing_and_prints_what_would_run(cloud, tmp_path):
-    """Pasted into a shell, the commands do what the verbs do."""
+@pytest.mark.parametrize(("argv", "expected"), VM.items())
+def test_gcloud_is_called_for_every_kind_of_vm(argv, expected):
+    verb = argv.split()[0].replace("status", "describe")
+    assert shlex.split(dry(argv)[0]) == ["gcloud", *expected.format(verb).split()]
 
-    def contents():
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        return {path: path.read_bytes() for path in files}
 
-    before = contents()
-    shown = [cloud.launch(verb, "--dry-run", *DRY[verb]) for verb in DRY]
-    local = cloud.launch("local", "--dry-run", "--log-dir=~/logs", "--", *NASTY)
-    assert f"mkdir -p {cloud.home}/logs\n" in local.stdout
-    for done in (*shown, local):
-        assert (done.returncode, done.stderr) == (0, "")
-    assert contents() == before
-    for verb, argv in DRY.items():
-        done = cloud.launch(verb, *argv)
+def test_create_takes_further_options_of_gcloud():
+    (call,) = dry("create --type=v4-8", "--", "--network", "a b")
+    words = ["--version=tpu-ubuntu2204-base", "--network", "a b"]
+    assert shlex.split(call)[-3:] == words
+
+
+@pytest.mark.slow
+def test_the_real_gcloud_knows_every_option(tmp_path):
+    """Without an account it parses its arguments, and then asks for an account."""
+    if not shutil.which("gcloud"):
+        pytest.skip("gcloud is not installed")
+    lines = [*VM, "setup", "setup --gpu", "logs --follow", "logs --gpu", "stop"]
+    lines += ["stop --gpu", "delete", "delete --queued"]
+    for name, *words in documented():
+        if name == "./launch_tpu.sh" and words[0] != "run":
+            lines.append(" ".join(words))
+    calls = [call for line in lines for call in dry(line)]
+    calls += dry("run --bucket=gs://b", "--", *NASTY) + dry("run --gpu", "--", *NASTY)
+    calls = [call for call in dict.fromkeys(calls) if call.startswith("gcloud ")]
+    assert len(calls) > 20
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/echo-jax.tgz").touch()
+    variables = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path / "config")}
+    variables |= {"CLOUDSDK_CORE_PROJECT": "p", "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+
+    def says(call):
+        return subprocess.run(
+            ["bash", "-c", call],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        ).stderr
+
+    assert "unrecognized arguments: --wrong" in says(calls[0] + "--wrong")
+    for call in calls:
+        assert "do not currently have an active account" in says(call), call
+
+
+def test_setup_installs_this_checkout_on_every_worker(cloud):
+    done = cloud.launch("run", "--", *TRAIN)
+    assert done.returncode == 2 and "run setup first" in done.stderr
+    for _ in range(2):
+        done = cloud.launch("setup")
         assert done.returncode == 0, done.stderr
-    calls = cloud.calls()
+    for worker in (0, 1):
+        there = cloud.homes(worker) / "echo-jax"
+        # What the build of the package needs, and the configs.
+        for name in ("configs/lm.py", "echo_jax/__init__.py", "README.md", "LICENSE"):
+            assert (there / "src" / name).exists()
+        assert (there / "venv/bin/echo-jax").exists()
+    calls = cloud.rows("uv")
+    assert [row[0] for row in calls] == ["venv", "pip", "venv", "pip", "pip", "pip"]
+    assert {row[-1] for row in calls if row[0] == "pip"} == {"./src[tpu,gcs]"}
+
+
+@pytest.fixture
+def ready(cloud):
+    assert cloud.launch("setup").returncode == 0
+    return cloud
+
+
+def test_a_training_goes_on_in_the_background_until_it_is_stopped(ready):
+    ready.plan("saves saves")
+    argv = [*TRAIN, *NASTY]
+    assert ready.launch("run", "--bucket=gs://b/logs/", "--", *argv).returncode == 0
+    rows = started(ready, 2)
+    for row in rows:
+        assert row["argv"] == ["train", *argv]
+        assert Path(row["cwd"], "configs/lm.py").exists()
+    assert ready.launch("status").stdout.splitlines() == [
+        *("READY", "w-0 training", "training", "w-1 training", "training")
+    ]
+    # One at a time, and nothing is replaced meanwhile.
+    for call in (["run", "--", *TRAIN], ["setup"]):
+        done = ready.launch(*call)
+        assert done.returncode == 2
+        assert "w-1 is training: stop it first" in done.stderr
+    copies = [ready.world / f"bucket/b/logs/echo-jax/w-{i}.log" for i in (0, 1)]
+    until(lambda: all(path.exists() for path in copies))
+
+    assert ready.launch("stop").returncode == 0
+    assert not any(lives(row["pid"]) for row in rows)
+    end = "training\nsaved\n== ended with exit code 143\n"
+    assert all(path.read_text().endswith(end) for path in copies)
+    assert "w-1 idle\n== ended with exit code 143" in ready.launch("status").stdout
+    # A stop where nothing runs changes nothing; the log of the next run goes on.
+    assert ready.launch("stop").returncode == 0
+    ready.plan("3 saves")
+    assert ready.launch("run", "--", "--y").returncode == 0
+    started(ready, 4)
+    until(lambda: "exit code 3" in ready.launch("logs").stdout)
+    shown = ready.launch("logs", "--worker=all").stdout
+    assert shown.count("training\n") == 4
+    with ready.launched("logs", "--follow", "--worker=1") as following:
+        until(lambda: "train --y" in following.stdout.readline())
+        ready.launch("stop")
+        until(lambda: following.stdout.readline() == "saved\n")
+
+
+def test_stop_kills_a_training_that_does_not_end(ready):
+    ready.plan("deaf saves")
+    assert ready.launch("run", "--", *TRAIN).returncode == 0
+    rows = started(ready, 2)
+    done = ready.launch("stop", "--grace=1")
+    assert done.returncode == 0 and done.stdout.count("killed") == 1
+    until(lambda: not any(lives(row["pid"]) for row in rows))
+
+
+def test_dry_run_changes_nothing_and_prints_what_would_run(cloud):
+    """Pasted into a shell, the commands do what the verbs do."""
+    verbs = [["create", "--type=v4-8"], ["setup"], ["run", "--", *NASTY], ["status"]]
+    verbs += [["logs", "--worker=1"], ["stop"], ["delete", "--yes"]]
+    shown = [cloud.launch(verb[0], "--dry-run", *verb[1:]) for verb in verbs]
+    assert all((done.returncode, done.stderr) == (0, "") for done in shown)
+    assert not cloud.rows("gcloud") and not (cloud.checkout / "dist").exists()
+    for verb in verbs:
+        done = cloud.launch(*verb)
+        assert done.returncode == 0, done.stderr
+    calls = cloud.rows("gcloud")
     subprocess.run(
         ["bash", "-e"],
         input="".join(done.stdout for done in shown),
@@ -191,21 +221,4 @@ def test_dry_run_changes_nothing_and_prints_what_would_run(cloud, tmp_path):
         check=True,
         text=True,
     )
-    assert cloud.calls() == calls
-
-
-def test_sky_trains_a_config_that_we_have_with_extras_that_we_have(capsys):
-    task = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
-    assert [n for n, value in task["envs"].items() if value is None] == ["WORKDIR"]
-    envs = task["envs"] | {"WORKDIR": "gs://bucket/runs/lm"}
-    line = re.sub(r"\$(\w+)", lambda found: envs[found[1]], task["run"])
-    exec_, program, command, *options = shlex.split(line)
-    assert (exec_, program.rpartition("/")[2], command) == ("exec", "echo-jax", "train")
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    assert given.keys() == {"--config", "--workdir"}
-    assert main(["configs", "show", str(ROOT / given["--config"])]) == 0
-    assert "--config.workload=lm" in capsys.readouterr().out
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    known = project["project"]["optional-dependencies"].keys()
-    setup = task["setup"].replace("$EXTRA", envs["EXTRA"])
-    assert {*re.findall(r'"\.\[(.*)\]"', setup)[0].split(",")} <= known
+    assert cloud.rows("gcloud") == 2 * calls
