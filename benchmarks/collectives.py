@@ -22,7 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from echo_jax.cli.command_end import Exit, typed_config
-from echo_jax.config import Config
+from echo_jax.config import RunSpec
 from echo_jax.training.feeds.loader import next_batch, unechoed
 from echo_jax.training.processes.sharding import (
     batch_sharding,
@@ -89,7 +89,7 @@ def compile_for(mesh: Mesh, lowered: Any) -> Any:
         jax.config.update("jax_enable_compilation_cache", before)
 
 
-def lower_update(config: Config, mesh: Mesh, batch: Batch) -> Any:
+def lower_update(config: RunSpec, mesh: Mesh, batch: Batch) -> Any:
     """Returns the program of an update on a host batch before XLA compiles it."""
     fixed = {
         "task": build(config).task,
@@ -203,9 +203,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compute-ms", type=float, default=5.0, help="of a device")
     args, extras = parser.parse_known_args(argv)
     try:
-        config = typed_config(args.config, extras)
+        typed = typed_config(args.config, extras)
     except Exit as error:
         parser.error(str(error))
+    config = RunSpec.of(typed)
     if config.local.schedule != "none":
         parser.error("local updates have two programs; set local.schedule=none")
     workload, devices = build(config), target_devices(args.target)

@@ -16,7 +16,7 @@ import jax
 
 from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
-from echo_jax.config.check import check_config
+from echo_jax.config.run import RunSpec
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.loader import measure_loader
@@ -59,8 +59,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         allowed = sorted(os.sched_getaffinity(0))[:asked]
         os.sched_setaffinity(0, allowed)
         cores = len(allowed)
-    config = _config(source, cores, small)
-    check_config(config)
+    config = RunSpec.of(_config(source, cores, small))
     workload = build(config)
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)

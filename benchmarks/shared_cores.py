@@ -15,7 +15,7 @@ from typing import Any
 
 import echo_jax as ej
 from echo_jax import workloads
-from echo_jax.config import load_with_flags
+from echo_jax.config import RunSpec, load_with_flags
 from echo_jax.echo.instrument.measure import BoundedSteps, time_in_turns
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import unechoed
@@ -26,7 +26,7 @@ _FACTORS, _FITTED = (1, 2, 3, 4, 6), (1, 2, 3, 4)
 
 def main(name: str, *flags: str) -> None:
     """Measures a config in turns, and prints a line for each factor."""
-    config = load_with_flags(name, flags)
+    config = RunSpec.of(load_with_flags(name, flags))
     workload = workloads.build(config)
     compiled = compile_functions(config, workload)
     states = [compiled.init(compiled.init_key)]

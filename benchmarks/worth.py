@@ -7,7 +7,6 @@ replaced until the target. It takes some minutes, and goes on where it was stopp
 """
 
 import argparse
-import copy
 import functools
 import io
 import itertools
@@ -26,9 +25,9 @@ from rich.console import Console
 from scipy import stats
 
 from benchmarks.pages import progress_bar
-from echo_jax.arms import arm_configs, make_ready_for_trials
+from echo_jax.arms import arm_configs, ready_for_trials
 from echo_jax.cli.command_end import path_argument
-from echo_jax.config import Config, load_config
+from echo_jax.config import RunSpec, load_config
 from echo_jax.echo.instrument.rates import mean_worth
 from echo_jax.searches.comparison import ArmResult, read_search
 from echo_jax.searches.statistics import relative_seconds
@@ -120,8 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _points(names: Sequence[str], results: Path, workdir: Path) -> Iterator[Point]:
     for name in names:
         search = read_search(results / name)
-        configs = arm_configs(load_config(_STUDIES[name]))
-        make_ready_for_trials(configs)
+        configs = ready_for_trials(arm_configs(load_config(_STUDIES[name])))
         arms = {arm.name: arm for arm in search.arms}
         noise = _noise_scale(configs[BASELINE], arms[BASELINE], workdir / name)
         with progress_bar() as bar:
@@ -144,18 +142,15 @@ class _Trained:
 
 
 def _trained(
-    config: Config, arm: ArmResult, stream: int, folder: Path, **fields: Any
+    config: RunSpec, arm: ArmResult, stream: int, folder: Path, **fields: Any
 ) -> _Trained:
     """Trains an arm at a point that a search of it found, with branches."""
-    config = copy.deepcopy(config)
     best = [each.best for each in arm.searches if each.best]
-    config.update_from_flattened_dict(dict(best[stream % len(best)].point))
-    config.seed = config.echo.seed = _FIRST_STREAM + stream
-    config.eval_every = config.log_every = _branch_updates(arm)
-    config.probe_repeats = 2 * config.eval_every
-    config.update_from_flattened_dict(
-        {name.replace("__", "."): value for name, value in fields.items()}
-    )
+    seed, every = _FIRST_STREAM + stream, _branch_updates(arm)
+    known = {"seed": seed, "echo.seed": seed, "eval_every": every, "log_every": every}
+    known |= {"probe_repeats": 2 * every, **best[stream % len(best)].point}
+    given = {name.replace("__", "."): value for name, value in fields.items()}
+    config = config.changed(known | given)
     folder = folder / f"stream_{stream}"
     train(config, build(config), folder, console=Console(file=io.StringIO()))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -168,7 +163,7 @@ def _branch_updates(arm: ArmResult) -> int:
     return max(10, round((arm.mean("updates_to_target") or 100) / 10))
 
 
-def _noise_scale(config: Config, arm: ArmResult, folder: Path) -> float:
+def _noise_scale(config: RunSpec, arm: ArmResult, folder: Path) -> float:
     """The gradient noise scale of the baseline, in examples."""
     found = _trained(config, arm, 0, folder / "noise", batch__micro=2, probe_repeats=0)
     scales = [row["noise_scale"] for row in found.rows if "noise_scale" in row]

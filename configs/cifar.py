@@ -42,8 +42,7 @@ def get_config(variant: str = "") -> ConfigDict:
         ``"cifar100"``, ``"mobilenet"``, and those of ``configs/echo_variants.py``,
         joined by commas: ``"tiny,spread"``.
     """
-    config = default_config()
-    config.workload = "cifar"
+    config = default_config("cifar")
     config.updates = 150_000
     config.batch_size = 128
     config.target = 0.91
@@ -63,16 +62,15 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.weight_decay = 1e-4
     config.optim.decay_vectors = True
     config.precision.compute = "float32"
-    with config.unlocked():
-        config.data.train_split = "train"
-        config.data.eval_split = "validation"
-        config.data.train_examples = 0
-        config.data.augment = ("pad_crop_flip",)
-        config.model.name = "resnet"  # or mobilenet_v3_small, mobilenet_v3_large
-        config.model.depth = 32  # of a resnet, and so is the width
-        config.model.width = 16
-        config.model.norm = "batch"
-        config.model.label_smoothing = 0.0
+    config.data.train_split = "train"
+    config.data.eval_split = "validation"
+    config.data.train_examples = 0
+    config.data.augment = ("pad_crop_flip",)
+    config.model.name = "resnet"  # or mobilenet_v3_small, mobilenet_v3_large
+    config.model.depth = 32  # of a resnet, and so is the width
+    config.model.width = 16
+    config.model.norm = "batch"
+    config.model.label_smoothing = 0.0
     apply_variants(config, variant, _OWN)
     return config
 

@@ -40,8 +40,7 @@ def get_config(variant: str = "") -> ConfigDict:
       variant: ``""``, ``"tiny"`` for a run of minutes on two CPU cores, and those of
         ``configs/echo_variants.py``, joined by commas: ``"tiny,spread"``.
     """
-    config = default_config()
-    config.workload = "coco"
+    config = default_config("coco")
     config.updates = 30_000
     config.batch_size = 256
     config.target = 0.24
@@ -62,17 +61,16 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.boundaries = (20_000, 25_000)
     config.optim.weight_decay = 5e-4
     config.precision.compute = "bfloat16"
-    with config.unlocked():
-        config.data.train_split = "train"
-        config.data.eval_split = "validation"
-        config.data.train_examples = 0
-        config.data.augment = ("ssd_crop", "flip", "colour")
-        config.data.max_boxes = 100
-        config.data.image_size = 300
-        config.model.stage_sizes = (3, 4, 6)
-        config.model.width = 64
-        config.model.loss = "multibox"
-        config.model.virtual_batch = 128
+    config.data.train_split = "train"
+    config.data.eval_split = "validation"
+    config.data.train_examples = 0
+    config.data.augment = ("ssd_crop", "flip", "colour")
+    config.data.max_boxes = 100
+    config.data.image_size = 300
+    config.model.stage_sizes = (3, 4, 6)
+    config.model.width = 64
+    config.model.loss = "multibox"
+    config.model.virtual_batch = 128
     apply_variants(config, variant, _OWN)
     return config
 

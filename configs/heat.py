@@ -30,8 +30,7 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant not in ("", *VARIANTS):
         known = ", ".join(VARIANTS)
         raise ValueError(f"variant {variant!r} is unknown; use {known}, or none.")
-    config = default_config()
-    config.workload = "heat"
+    config = default_config("heat")
     config.updates = 2000
     config.batch_size = 32
     config.eval_every = 100
@@ -44,10 +43,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.lr = 5e-3  # Near the best of every arm in sweeps/s10_heat.py.
     config.optim.warmup_updates = 20
     config.precision.compute = "float32"
-    with config.unlocked():
-        config.data.train_examples = 1_000_000  # None is computed twice.
-        config.model.width = 384
-        config.model.depth = 2
+    config.data.train_examples = 1_000_000  # None is computed twice.
+    config.model.width = 384
+    config.model.depth = 2
     if variant == "spread":
         config.echo.factor = 4.0
         config.echo.order = "spread"

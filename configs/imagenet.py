@@ -55,8 +55,7 @@ def get_config(variant: str = "") -> ConfigDict:
         cores, and those of ``configs/echo_variants.py``, joined by commas:
         ``"tiny,spread"``.
     """
-    config = default_config()
-    config.workload = "imagenet"
+    config = default_config("imagenet")
     config.updates = 110_000
     config.batch_size = 1024
     config.target = 0.75
@@ -74,19 +73,18 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.end_fraction = 0.001
     config.optim.weight_decay = 1e-4
     config.precision.compute = "bfloat16"
-    with config.unlocked():
-        config.data.train_split = "train"
-        config.data.eval_split = "validation"
-        config.data.train_examples = 0
-        config.data.image_size = 224
-        config.data.resize = 256
-        config.data.augment = ("crop", "flip", "colour")
-        config.model.stage_sizes = (3, 4, 6, 3)
-        config.model.block = "bottleneck"
-        config.model.width = 64
-        config.model.norm = "ghost"
-        config.model.virtual_batch = 32
-        config.model.label_smoothing = 0.0
+    config.data.train_split = "train"
+    config.data.eval_split = "validation"
+    config.data.train_examples = 0
+    config.data.image_size = 224
+    config.data.resize = 256
+    config.data.augment = ("crop", "flip", "colour")
+    config.model.stage_sizes = (3, 4, 6, 3)
+    config.model.block = "bottleneck"
+    config.model.width = 64
+    config.model.norm = "ghost"
+    config.model.virtual_batch = 32
+    config.model.label_smoothing = 0.0
     apply_variants(config, variant, _OWN)
     return config
 

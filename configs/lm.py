@@ -62,8 +62,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, or variants joined by commas, such as ``"c4,example"``.
     """
-    config = default_config()
-    config.workload = "lm"
+    config = default_config("lm")
     config.updates = 20_000
     config.batch_size = 1024
     config.target = 3.9
@@ -79,19 +78,18 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.name = "sgd"
     config.optim.lr = 0.1
     config.precision.compute = "bfloat16"
-    with config.unlocked():
-        config.data.tokenizer = "data/lm1b/tokenizer.model"
-        config.model.seq_len = 128
-        config.model.d_model = 512
-        config.model.num_layers = 6
-        config.model.num_heads = 8
-        config.model.d_ff = 2048
-        config.model.dropout = 0.1
-        config.model.positions = "sinusoidal"
-        config.model.activation = "relu"
-        config.model.bias = True
-        config.model.tied = True
-        config.model.segments = True
+    config.data.tokenizer = "data/lm1b/tokenizer.model"
+    config.model.seq_len = 128
+    config.model.d_model = 512
+    config.model.num_layers = 6
+    config.model.num_heads = 8
+    config.model.d_ff = 2048
+    config.model.dropout = 0.1
+    config.model.positions = "sinusoidal"
+    config.model.activation = "relu"
+    config.model.bias = True
+    config.model.tied = True
+    config.model.segments = True
     apply_variants(config, variant, _OWN)
     return config
 
@@ -164,8 +162,7 @@ def _make_gpt2(config: ConfigDict) -> None:
     config.model.dropout = 0.0
     config.model.positions = "learned"
     config.model.activation = "gelu"
-    with config.unlocked():
-        config.model.vocab = 50_257
+    config.model.vocab = 50_257
 
 
 def _make_bytes(config: ConfigDict) -> None:
@@ -181,17 +178,16 @@ def _make_bytes(config: ConfigDict) -> None:
     config.optim.lr = 2e-3
     config.optim.warmup_updates = 50
     config.precision.compute = "float32"
-    with config.unlocked():
-        config.model = ConfigDict(
-            {
-                "seq_len": 64,
-                "d_model": 128,
-                "num_layers": 2,
-                "num_heads": 4,
-                "d_ff": 512,
-                "dropout": 0.0,
-            }
-        )
+    config.model.seq_len = 64
+    config.model.d_model = 128
+    config.model.num_layers = 2
+    config.model.num_heads = 4
+    config.model.d_ff = 512
+    config.model.dropout = 0.0
+    config.model.positions = "learned"
+    config.model.activation = "gelu"
+    config.model.bias = False
+    config.model.tied = False
 
 
 def _make_tiny(config: ConfigDict) -> None:
@@ -240,8 +236,7 @@ def _make_tiny_gpt2(config: ConfigDict) -> None:
     _make_tiny_wikitext2(config)
     config.optim.weight_decay = 0.1
     config.model.num_layers = 4
-    with config.unlocked():
-        del config.model.vocab  # that of the data
+    config.model.vocab = 0  # that of the data
 
 
 def _refuse_augmentation(config: ConfigDict) -> None:

@@ -113,18 +113,16 @@ def get_config(variant: str = "") -> ConfigDict:
 def _heat(*, is_tiny: bool) -> ConfigDict:
     heat = Path(__file__).with_name("heat.py")
     config = load_config(f"{heat}:tiny" if is_tiny else str(heat))
-    with config.unlocked():
-        config.updates = 200 if is_tiny else 4000  # Every arm stops at the target.
-        config.target = 0.4 if is_tiny else 0.003
-        config.stop_at_target = True
-        config.log_every = 100
-        config.eval_every = 20  # How exactly the target is met.
+    config.updates = 200 if is_tiny else 4000  # Every arm stops at the target.
+    config.target = 0.4 if is_tiny else 0.003
+    config.stop_at_target = True
+    config.log_every = 100
+    config.eval_every = 20  # How exactly the target is met.
     return config
 
 
 def _base() -> ConfigDict:
-    config = default_config()
-    config.workload = "lm"
+    config = default_config("lm")
     config.batch_size = 32
     config.updates = 1500  # Enough for every arm: they stop at the target.
     config.target = 2.3
@@ -139,11 +137,10 @@ def _base() -> ConfigDict:
     config.optim.warmup_updates = 20
     config.optim.clip_norm = 1.0
     config.precision.compute = "float32"
-    with config.unlocked():
-        config.model.seq_len = 48
-        config.model.d_model = 64
-        config.model.num_layers = 2
-        config.model.num_heads = 2
-        config.model.d_ff = 256
-        config.model.dropout = 0.0
+    config.model.seq_len = 48
+    config.model.d_model = 64
+    config.model.num_layers = 2
+    config.model.num_heads = 2
+    config.model.d_ff = 256
+    config.model.dropout = 0.0
     return config

@@ -28,8 +28,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     if variant not in ("", *VARIANTS):
         raise ValueError(f"variant {variant!r} is unknown; use tiny, or none.")
-    config = default_config()
-    config.workload = "shapes"
+    config = default_config("shapes")
     config.updates = 1000
     config.batch_size = 64
     config.eval_every = 100
@@ -42,11 +41,10 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.warmup_updates = 50
     config.optim.weight_decay = 5e-4
     config.precision.compute = "float32"
-    with config.unlocked():
-        config.data.train_examples = 16_384
-        config.model.depth = 8
-        config.model.width = 16
-        config.model.norm = "batch"
+    config.data.train_examples = 16_384
+    config.model.depth = 8
+    config.model.width = 16
+    config.model.norm = "batch"
     if variant == "tiny":
         config.updates = 40
         config.batch_size = 32

@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.config.check import check_config
-from echo_jax.config.echo import pattern_of
+from echo_jax.config.run import RunSpec
 from echo_jax.config.study import arm_names
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
@@ -47,7 +46,7 @@ def errors_of_the_config() -> Iterator[None]:
         raise ConfigRefusedError(str(error)) from error
 
 
-def refuse_processes(config: Config) -> None:
+def refuse_processes(config: RunSpec) -> None:
     """Refuses a config of several processes."""
     wanted = config.distributed.num_processes
     if wanted > 1:
@@ -57,7 +56,7 @@ def refuse_processes(config: Config) -> None:
         )
 
 
-def checked_workload(config: Config) -> Workload:
+def checked_workload(config: RunSpec) -> Workload:
     """Returns the workload of a checked config, after a check of data and echo."""
     workload = build(config)
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
@@ -73,7 +72,7 @@ def read_workload(config: Config) -> Workload:
         return checked_workload(config)
 
 
-def arm_configs(config: Config) -> dict[str, Config]:
+def arm_configs(config: Config) -> dict[str, RunSpec]:
     """Returns the checked training config of every arm, in order."""
     if "arms" not in config:
         raise ValueError("this config has no arms; run it with 'echo-jax train'")
@@ -93,15 +92,14 @@ def arm_configs(config: Config) -> dict[str, Config]:
         arm = copy.deepcopy(config.base).lock()
         try:
             arm.update(differences.to_dict())
-            check_config(arm)
-            refuse_processes(arm)
+            arms[name] = RunSpec.of(arm)
+            refuse_processes(arms[name])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"arm {name}: {error}") from error
-        arms[name] = arm
     return arms
 
 
-def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
+def check_echoes(arms: Mapping[str, RunSpec], workdir: RunPath) -> None:
     """Refuses a study with an impossible arm before it runs; names the arm."""
     # Devices first: opening the data of all arms takes long.
     for name, arm in arms.items():
@@ -110,12 +108,10 @@ def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
             if idle := idle_on_one_device(arm, mesh):
                 raise ValueError(idle)
     for name, arm in arms.items():
-        checked = copy.deepcopy(arm)
         # The log of an earlier arm may not exist yet.
-        if checked.echo.replay.startswith(f"{workdir}/"):
-            checked.echo.replay = ""
+        is_made = arm.echo.replay.startswith(f"{workdir}/")
         with _named(name):
-            checked_workload(checked)
+            checked_workload(arm.changed({"echo.replay": ""}) if is_made else arm)
 
 
 @contextlib.contextmanager
@@ -126,15 +122,16 @@ def _named(arm: str) -> Iterator[None]:
         raise ValueError(f"arm {arm}: {error}") from error
 
 
-def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
-    """Resets fields by which two trials of a seed would differ, in place."""
+def ready_for_trials(arms: Mapping[str, RunSpec]) -> dict[str, RunSpec]:
+    """Returns arms without the fields by which two trials of a seed would differ."""
     for name, arm in arms.items():
-        if arm.echo.mode == "adaptive" and not pattern_of(arm):
+        if arm.echo.mode == "adaptive" and not arm.echo.pattern:
             raise ValueError(
                 f"arm {name}: a trial must not depend on measured times; give the "
                 "adaptive echo its decisions, such as echo.replay=pattern:1000"
             )
-        arm.checkpoint_every = 0
+    unsaved = {"checkpoint_every": 0}
+    return {name: arm.changed(unsaved) for name, arm in arms.items()}
 
 
 def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
@@ -160,7 +157,7 @@ def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | Non
 # ``t_up_without_latency_s`` and ``latency_s`` of one read. It is {} without a wanted R.
 def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
     """Measures the base and chooses the latency that gives the wanted R."""
-    ratio, base = config.storage_ratio, config.base
+    ratio, base = config.storage_ratio, RunSpec.of(config.base)
     if not ratio:
         return {}
     with errors_of_the_config():
@@ -183,7 +180,7 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
     }
 
 
-def train_arm(config: Config, workdir: RunPath, lock: FolderLock) -> int | None:
+def train_arm(config: RunSpec, workdir: RunPath, lock: FolderLock) -> int | None:
     """Trains an arm to its end; returns the update at which it diverged, or None."""
     update = read_diverged(workdir, config)
     if update is not None:

@@ -1,7 +1,6 @@
 """The commands as functions for notebooks and programs: train, run a study, probe."""
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,13 +15,13 @@ from echo_jax.arms import (
     checked_workload,
     errors_of_the_config,
     kept_calibration,
-    make_ready_for_trials,
     read_workload,
+    ready_for_trials,
     refuse_processes,
     train_arm,
 )
 from echo_jax.config import Config
-from echo_jax.config.check import check_config
+from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import read_config, refuse_code
 from echo_jax.config.study import arm_names, protocol_of
 from echo_jax.files.folders import RunPath, run_folder
@@ -105,20 +104,20 @@ def run_train(
         workdir = run_folder(workdir)
         if "arms" in config:
             raise ValueError("this config is a study; run it with 'echo-jax study'")
-        check_config(config)
+        spec = RunSpec.of(config)
     with contextlib.ExitStack() as stack:
         with errors_of_the_config():
             if connect:
-                is_first = config.distributed.process_id == 0
+                is_first = spec.distributed.process_id == 0
                 notes = Notes(Console(quiet=not is_first))
                 with notes.slow("looking for the other processes"):
-                    stack.enter_context(distributed.connected(config))
-            workload = read_workload(config)
+                    stack.enter_context(distributed.connected(spec))
+            workload = read_workload(spec)
             lock = stack.enter_context(lock_workdir(workdir))
             # Only now can no other run write into it.
             if is_main_process():
-                check_workdir(workdir, config, workload.metadata)
-        return train_checked(config, workload, workdir, lock)
+                check_workdir(workdir, spec, workload.metadata)
+        return train_checked(spec, workload, workdir, lock)
 
 
 def run_study(
@@ -162,7 +161,7 @@ def run_study(
                 f"jobs={jobs}: processes make the trials of a search; leave it out"
             )
         if protocol:
-            make_ready_for_trials(arms)
+            arms = ready_for_trials(arms)
         with Notes().slow("looking at the data of every arm"):
             check_echoes(arms, workdir)
         if protocol:
@@ -184,7 +183,7 @@ def run_study(
 
 
 def _run_arms(
-    config: Config, arms: Mapping[str, Config], workdir: RunPath, lock: FolderLock
+    config: Config, arms: Mapping[str, RunSpec], workdir: RunPath, lock: FolderLock
 ) -> None:
     with errors_of_the_config():
         _refuse_other_study(workdir, is_searched=False)
@@ -194,8 +193,8 @@ def _run_arms(
     storage = config.base.data.storage.to_dict()
     if calibration:
         storage["latency_s"] = calibration["latency_s"]
-        for arm in arms.values():
-            arm.data.storage.latency_s = calibration["latency_s"]
+        slow = {"data.storage.latency_s": calibration["latency_s"]}
+        arms = {name: arm.changed(slow) for name, arm in arms.items()}
     with errors_of_the_config():
         # Check now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
@@ -274,13 +273,12 @@ def run_probe(
         is_study = "arms" in config
         if is_study:
             arm_configs(config)
-        base = copy.deepcopy(config.base if is_study else config).lock()
-        check_config(base)
+        base = RunSpec.of(config.base if is_study else config)
         refuse_processes(base)
     if is_study:
         found = calibrate_storage(config, say=lambda what: on_progress(what, 0.0))
         if found:
-            base.data.storage.latency_s = found["latency_s"]
+            base = base.changed({"data.storage.latency_s": found["latency_s"]})
     with errors_of_the_config():
         on_progress("Reading the data", 0.0)
         workload = build(base)
@@ -325,12 +323,11 @@ def show_examples(
         if updates < 1:
             raise ValueError(f"updates={updates} must be at least 1; 100 is a good one")
         is_run = isinstance(config, str | os.PathLike)
-        read = read_config(run_folder(config)) if is_run else copy.deepcopy(config)
+        if not is_run and "arms" in config:
+            raise ValueError("a study has several trainings; name a config to train")
+        read = read_config(run_folder(config)) if is_run else RunSpec.of(config)
         if is_run:
             refuse_code(read)
-        if "arms" in read:
-            raise ValueError("a study has several trainings; name a config to train")
-        check_config(read)
         refuse_processes(read)
         try:
             workload = checked_workload(read)

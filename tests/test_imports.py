@@ -24,7 +24,7 @@ ALLOWED = {
     "arms": "config files terminal.notes training workloads",
     "cli": "cli config data.images.decode data.prepare data.sources.prepared "
     "files.folders files.plain_text inference runs searches studies terminal",
-    "config": "config data.pipeline.spec echo files",
+    "config": "config data.pipeline.spec data.pipeline.storage echo files",
     "config.study": "config searches.space searches.trials studies.fields",
     "data": "data echo files",
     "echo": "echo",
@@ -40,7 +40,7 @@ ALLOWED = {
     "terminal": "terminal",
     "training": "config data.pipeline.shard echo files "
     "models.batch_norm terminal training workloads.base",
-    "workloads": "config.fields data echo models workloads",
+    "workloads": "config data echo models workloads",
 }
 
 # What may be imported from outside, beside the standard library. Packages that

@@ -119,8 +119,8 @@ def _log(path: str) -> None:
 
 
 def _flags(path: str) -> None:
-    from echo_jax.config.check import check_config
     from echo_jax.config.flags import load_with_flags
+    from echo_jax.config.run import check_config
 
     words = Path(path).read_bytes().decode("utf-8", "replace").split("\n")
     config = load_with_flags(f"{_LM}:tiny", words)

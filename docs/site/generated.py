@@ -1,6 +1,5 @@
 """Directives of the site for what `reference` takes from the code."""
 
-import inspect
 from typing import Any
 
 from reference import commands_page, fields_page
@@ -11,14 +10,12 @@ from echo_jax.cli.parser import make_parser
 
 
 class ConfigFields(SphinxDirective):
-    """Tables of the fields that every config has."""
+    """Tables of the fields of configs."""
 
     def run(self) -> list[Any]:
         """Returns their nodes."""
         self.env.note_dependency(str(config.__file__))
-        made = config.default_config
-        text = fields_page(made(), inspect.getsource(made))
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
+        return self.parse_text_to_nodes(fields_page(), allow_section_headings=True)
 
 
 class Commands(SphinxDirective):

@@ -2,45 +2,47 @@
 
 import argparse
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from echo_jax.config.fields import described_fields
+from echo_jax.config.group import defaults_of, described, field_of
+from echo_jax.config.run import RunSpec
+from echo_jax.config.specs import DataSpec
+from echo_jax.config.study import StudySpec
+from echo_jax.config.workloads import FIELDS
 
 # The width of --help, whatever the terminal in which the site is made.
 _HELP_COLUMNS = 88
 
 
-def fields_page(config: Mapping[str, Any], source: str) -> str:
-    """Lists the fields of a config, in the order of its source.
+def fields_page() -> str:
+    """Lists the fields of a training, of each workload, and of a study.
 
-    A group has its name as title. Fields without a group come first, below "run".
-
-    Args:
-      config: With the defaults.
-      source: The code of the function that makes it: see `described_fields`.
+    Fields without a group come first, below "run".
 
     Returns:
       Tables of field, default and description.
     """
-    rows: dict[str, list[str]] = {"": []}
-    about = {"": ""}
-    for name, said in described_fields(source):
-        value = functools.reduce(lambda at, word: at[word], name.split("."), config)
-        is_group = hasattr(value, "keys")
-        if is_group and "." not in name:
-            rows[name], about[name] = [], said
-            continue
-        default = "" if is_group else f"`{value!r}`"
-        cells = (f"`{name}`", default, said.replace("|", "/"))
-        rows[name.split(".")[0] if "." in name else ""].append(" | ".join(cells))
+    groups = {"run": RunSpec}
+    for workload, (model, data) in FIELDS.items():
+        groups |= {f"model of {workload}": model, f"data of {workload}": data}
+    shared = {f"data.{name}" for name, _ in described(DataSpec)}
+    rows: dict[str, list[str]] = {}
+    for title, kind in (groups | {"study": StudySpec}).items():
+        prefix = f"{title.split()[0]}." if " of " in title else ""
+        defaults = {prefix.rstrip("."): defaults_of(kind)}
+        for name, said in described(kind, prefix):
+            value = field_of(defaults if prefix else defaults[""], name)
+            if isinstance(value, dict) or (" of " in title and name in shared):
+                continue
+            first, _, rest = name.partition(".")
+            group = title if prefix or not rest or title == "study" else first
+            cells = (f"`{name}`", f"`{value!r}`", said.replace("|", "/"))
+            rows.setdefault(group, []).append(" | ".join(cells))
     lines = []
     for group, of_group in rows.items():
-        if not of_group:
-            continue
         # MyST loses what stands before the first heading of a directive.
-        lines += [f"## {group or 'run'}", "", about[group], ""]
-        lines += ["| field | default | |", "| --- | --- | --- |"]
+        lines += [f"## {group}", "", "| field | default | |", "| --- | --- | --- |"]
         lines += [f"| {row} |" for row in of_group] + [""]
     return "\n".join(lines)
 

@@ -8,11 +8,10 @@ __all__ = ["Config", "default_config", "load_config", "override"]
 __getattr__ = door(
     __name__,
     {
-        "batch": ["BatchGrowth"],
-        "check": ["check_config"],
-        "echo": ["describe_echo", "echo_spec"],
+        "batch": ["BatchSpec"],
         "files": ["import_config", "packaged_configs"],
         "flags": ["load_with_flags"],
+        "run": ["RunSpec", "check_config"],
         "saved": ["read_config"],
         "study": ["arm_names", "default_study", "protocol_of", "set_arms"],
     },

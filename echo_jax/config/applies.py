@@ -1,19 +1,12 @@
 """Fields that have a meaning only if another field, their switch, has some value."""
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
-OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
-"""Names that stand for optimizers with fields of their own under ``optim``."""
-
-CHANGING = ("cosine", "linear", "multistep")
-"""``local.schedule``: the probability of a meeting changes over the run."""
-
-MEETING = ("every", "bernoulli", "fetch", *CHANGING)
-"""``local.schedule``: replicas meet."""
+from echo_jax.config.group import field_of
+from echo_jax.config.local import CHANGING, MEETING
+from echo_jax.config.optim import OWN_OPTIMIZERS
 
 _LOCAL = {
     "every": ("every",),
@@ -36,13 +29,6 @@ class Idle(NamedTuple):
     switch: str
     rule: str  # The reason why it has no effect.
     usual: Any  # The value that leaves it out.
-
-
-def field_of(config: Any, field: str) -> Any:
-    """Returns the value of a field by its dotted name."""
-    for name in field.split("."):
-        config = config[name]
-    return config
 
 
 # The caller may change the config between two fields.
@@ -81,7 +67,7 @@ def missing_field(config: Any, defaults: Any, prefix: str = "") -> str:
     for name, value in defaults.items():
         if name not in config:
             return prefix + name
-        if isinstance(value, ConfigDict) and (
+        if isinstance(value, Mapping) and (
             missing := missing_field(config[name], value, f"{prefix}{name}.")
         ):
             return missing
@@ -142,7 +128,7 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     rule = "belongs to mode adaptive, where no pattern decides"
     yield "echo.min_uses", "echo.mode", decides, rule, 1
     rule = "needs --config.echo.mode=stochastic"
-    for name in echo.fetch:
+    for name in ("quantity", "schedule", "start", "end", "updates"):
         yield f"echo.fetch.{name}", "echo.mode", echo.mode == "stochastic", rule
     rule = "needs --config.echo.where=device"
     for name in ("lanes", "buffer_bytes"):

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict, config_flags
 
 from echo_jax.config import Config, default_config, load_config
 from echo_jax.config.applies import leave_out
-from echo_jax.config.fields import OPTIONAL_FIELDS
 
 
 def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
@@ -20,7 +19,6 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     config = load_config(path)
     for flag in flags_given:
         if re.match("-+[A-Za-z]", flag):  # Not the value -1 of the flag before.
-            _add_optional(flag, config)
             _check_flag(flag, config)
     values, before = flags.FlagValues(), copy.deepcopy(config)
     command_line = ["echo-jax", *flags_given]
@@ -85,20 +83,6 @@ def _of_value(said: str, config: Config) -> str:
     if takes and value:
         reason = f"it takes {takes}"
     return f"--config.{field}{value}: {reason}; it is {config[last]!r} without the flag"
-
-
-def _add_optional(flag: str, config: Config) -> None:
-    """Adds an optional field of the workload that a flag sets."""
-    if "base" in config and flag.startswith("--config.base."):
-        config, flag = config.base, flag.replace("--config.base.", "--config.", 1)
-    optional = OPTIONAL_FIELDS.get(config.get("workload", ""), {})
-    found = re.match(r"--config\.(\w+)\.(\w+)", flag)
-    if found is None or found[2] not in optional.get(found[1], {}):
-        return
-    group, field = config[found[1]], found[2]
-    if field not in group:
-        with config.unlocked():
-            group[field] = optional[found[1]][field]
 
 
 def _check_flag(flag: str, config: Config) -> None:

@@ -14,28 +14,20 @@ from typing import Any
 import jax
 import optax
 
-from echo_jax.config.applies import OWN_OPTIMIZERS
-
-OWN_SCHEDULES = (
-    "constant",
-    "linear",
-    "cosine",
-    "piecewise",
-    "slow_start",
-    "onecycle",
-    "cyclic",
-    "warmup_stable_decay",
-)
-"""Names that stand for schedules with fields of their own under ``optim``."""
-
-SLOW_START_ENDS = (40 / 90, 70 / 90, 85 / 90)
-"""Where ``slow_start`` changes its rate, if nothing is said: parts of the run (Akiba et
-al. 2017, section 3: 40, 70 and 85 of 90 epochs)."""
+from echo_jax.config.optim import OWN_OPTIMIZERS, OWN_SCHEDULES, OptimSpec
 
 OptaxFactory = Callable[[Any], optax.GradientTransformation]
 """Makes an optimizer for a learning rate, a number or a traced array."""
 
 _MODULES = {"optax": optax, "optax.contrib": optax.contrib}
+
+
+def try_optax(optim: OptimSpec) -> None:
+    """Refuses an optimizer or a schedule of optax that cannot be used."""
+    if optim.name not in OWN_OPTIMIZERS:
+        optax_factory(optim.name, optim.args)
+    if optim.schedule not in OWN_SCHEDULES:
+        optax_schedule(optim.schedule, optim.schedule_args)
 
 
 # The trial on a matrix refuses optimizers that need more than gradients and parameters,

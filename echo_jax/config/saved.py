@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config, override
 from echo_jax.config.optimizer import parse_args
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import DamagedFileError, read_json
 
@@ -14,7 +15,7 @@ _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 
 # Fields that change no computation are not kept and get their defaults. Decisions are
 # not repeated from a log, and no process reads data: neither changes a program.
-def read_config(workdir: RunPath) -> Config:
+def read_config(workdir: RunPath) -> RunSpec:
     """Returns the config of a run."""
     path = workdir / "config.json"
     fields = read_json(path, _CONFIG)
@@ -32,11 +33,11 @@ def read_config(workdir: RunPath) -> Config:
                     config.data[name] = _hashable(value)
         override(config, fields)
         _refuse_texts(config)
+        config.echo.replay = ""
+        config.data.workers = 0
+        return RunSpec.of(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(path, error) from error
-    config.echo.replay = ""
-    config.data.workers = 0
-    return config
 
 
 def _hashable(value: Any) -> Any:

@@ -2,14 +2,78 @@
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config
+from echo_jax.config.group import (
+    Amount,
+    Count,
+    Group,
+    Natural,
+    defaults_of,
+    made,
+    named,
+)
 from echo_jax.searches.space import Space
 from echo_jax.searches.trials import Protocol
 from echo_jax.studies.fields import flat_fields
+
+
+@dataclass(frozen=True)
+class SearchSpec(Group):
+    """The search of every arm."""
+
+    # Searched fields of the base, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
+    # Without any, the arms keep their configs.
+    space: Any = field(default_factory=dict)
+    points: Count = 16  # points of a search; powers of two fill a space best
+    repeats: Count = 5  # independent searches of each arm
+    seed: Natural = 0  # of the points
+
+
+@dataclass(frozen=True)
+class ConfirmSpec(Group):
+    """The trainings that confirm a search."""
+
+    # New streams (data, initialisation, dropout) on which the best point of each search
+    # is trained. Without a search, every arm is trained on them; 0: as a single run.
+    streams: Natural = 0
+
+
+@dataclass(frozen=True)
+class StopSpec(Group):
+    """When a trial ends early."""
+
+    # A search's trial ends at this multiple of the updates of the best earlier trial;
+    # 0: it does not.
+    cut: Amount = 2.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if 0 < self.cut < 1:
+            self.refuse("cut", "would end the best trials", 2.0)
+
+
+@dataclass(frozen=True)
+class StudySpec(Group):
+    """A study; ``base`` is a training config, and the arms differ from it."""
+
+    name: str = ""  # the title
+    storage_ratio: float = 0.0  # R, to which reading is slowed down; 0 leaves it
+    search: SearchSpec = field(default_factory=SearchSpec)
+    confirm: ConfirmSpec = field(default_factory=ConfirmSpec)
+    stop: StopSpec = field(default_factory=StopSpec)
+    order: tuple[str, ...] = ()  # the names of the arms, as they run
+    # Results that would falsify the study's expectation, written before its trials. A
+    # change is refused once there are trials. Each is a dict of says, arm, over and
+    # below (the bound); see `echo_jax.searches.comparison.Falsified`.
+    falsifiers: tuple[Any, ...] = ()
+    # Published ratios of an arm's fresh examples to the baseline's. Without a target:
+    # published differences of the last value from the baseline's.
+    paper: Any = field(default_factory=dict)
 
 
 def default_study(
@@ -29,33 +93,9 @@ def default_study(
       >>> study = default_study("Batch echoing", default_config(), arms)
       >>> study.search.space = ConfigDict({"optim": {"lr": "log:1e-4:1e-2"}})
     """
-    study = ConfigDict()
-    study.name = name
-    study.storage_ratio = storage_ratio
-    study.base = base
+    study = ConfigDict(defaults_of(StudySpec))
+    study.name, study.storage_ratio, study.base = name, storage_ratio, base
     set_arms(study, arms)
-    # Searched fields of the base, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
-    # Without any, the arms keep their configs.
-    study.search = ConfigDict()
-    study.search.space = ConfigDict()
-    study.search.points = 16  # points of a search; powers of two fill a space best
-    study.search.repeats = 5  # independent searches of each arm
-    study.search.seed = 0
-    # New streams (data, initialisation, dropout) on which the best point of each search
-    # is trained. Without a search, every arm is trained on them; 0: as a single run.
-    study.confirm = ConfigDict()
-    study.confirm.streams = 0
-    # A search's trial ends at this multiple of the updates of the best earlier trial;
-    # 0: it does not.
-    study.stop = ConfigDict()
-    study.stop.cut = 2.0
-    # Results that would falsify the study's expectation, written before its trials. A
-    # change is refused once there are trials. Each is a dict of says, arm, over and
-    # below (the bound); see `echo_jax.searches.comparison.Falsified`.
-    study.falsifiers = ()
-    # Published ratios of an arm's fresh examples to the baseline's. Without a target:
-    # published differences of the last value from the baseline's.
-    study.paper = ConfigDict()
     return study
 
 
@@ -106,13 +146,13 @@ def sweep_of(
         raise ValueError("there is nothing to try; add --over FIELD=log:LOW:HIGH")
     study = default_study(name, config, {"baseline": {}})
     fields = flat_fields(config.to_dict())
-    for field, text in over.items():
-        if field not in fields:
-            close = difflib.get_close_matches(field, fields, n=1)
+    for dotted, text in over.items():
+        if dotted not in fields:
+            close = difflib.get_close_matches(dotted, fields, n=1)
             meant = f", did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"config has no field {field!r}{meant}")
+            raise ValueError(f"config has no field {dotted!r}{meant}")
         group = study.search.space
-        *groups, last = field.split(".")
+        *groups, last = dotted.split(".")
         for part in groups:
             if part not in group:
                 group[part] = ConfigDict()
@@ -150,20 +190,13 @@ def protocol_of(study: Config) -> Protocol | None:
             f"config.storage_ratio={study.storage_ratio:g} is for seconds, and a "
             "search compares counts; set --config.storage_ratio=0"
         )
-    for name, least in (("points", 1), ("repeats", 1), ("seed", 0)):
-        if study.search[name] < least:
-            raise ValueError(
-                f"config.search.{name}={study.search[name]} must be at least {least}"
-            )
-    if streams < 0 or not 0 <= study.stop.cut < float("inf"):
-        raise ValueError(
-            f"config.confirm.streams={streams} and config.stop.cut={study.stop.cut} "
-            "must be at least 0"
-        )
-    if 0 < study.stop.cut < 1:
-        raise ValueError(
-            f"config.stop.cut={study.stop.cut} would end the best trials; use 2, or 0"
-        )
+    for group, kind, values in (
+        ("search.", SearchSpec, study.search),
+        ("confirm.", ConfirmSpec, study.confirm),
+        ("stop.", StopSpec, study.stop),
+    ):
+        with named("config."), named(group):
+            made(kind, values)
     return Protocol(
         arms=tuple(arm_names(study)),
         space=space,

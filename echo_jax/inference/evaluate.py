@@ -1,6 +1,5 @@
 """Evaluates a trained run again: on its own data, another split, or other data."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.config import Config
+from echo_jax.config.local import LocalSpec
+from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import refuse_code
 from echo_jax.data.prepare.archives import nfc
 from echo_jax.inference.run import TrainedRun, class_names
@@ -97,8 +97,8 @@ def evaluate_run(
             evaluator=workload.evaluator() if workload.evaluator else None,
         )
     metrics |= workload.task.derive(metrics)
-    here = config.data.source, config.data.get("eval_split", "")
-    trained = run.config.data.source, run.config.data.get("train_split", "train")
+    here = config.data.source, getattr(config.data, "eval_split", "")
+    trained = run.config.data.source, getattr(run.config.data, "train_split", "train")
     return Evaluation(
         workdir=str(run.workdir),
         update=run.update,
@@ -114,7 +114,7 @@ def evaluate_run(
 
 def open_evaluation(
     run: TrainedRun, source: str, split: str, max_examples: int | None
-) -> tuple[Config, Workload]:
+) -> tuple[RunSpec, Workload]:
     """Returns the config of an evaluation, and its workload; see `evaluate_run`."""
     config = _evaluation_config(run, source, split, max_examples)
     workload = build(config)
@@ -165,27 +165,27 @@ def _of_its_classes(run: TrainedRun, workload: Workload, source: str) -> Workloa
 
 def _evaluation_config(
     run: TrainedRun, source: str, split: str, max_examples: int | None
-) -> Config:
-    config = copy.deepcopy(run.config).unlock()
-    config.local.schedule = "none"
-    config.batch.micro, config.batch.boundaries, config.batch.factors = 1, (), ()
+) -> RunSpec:
+    config = run.config
     here, mesh, data = jax.local_device_count(), config.mesh, config.data
     wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
-    mesh.data, mesh.fsdp = math.gcd(config.batch_size, wanted), 1
+    whole = {"batch.micro": 1, "batch.boundaries": (), "batch.factors": ()}
+    changed: dict[str, Any] = {"local": LocalSpec(), **whole}
+    changed |= {"mesh.data": math.gcd(config.batch_size, wanted), "mesh.fsdp": 1}
     if max_examples is not None:
-        data.eval_examples = max_examples
+        changed["data.eval_examples"] = max_examples
     if not source:
         refuse_code(config)
-    if split or source not in ("", data.source):
-        # The other data may not have the split that the run was trained on.
-        data.train_split = split or data.get("eval_split", "validation")
-        data.train_examples = 0
-    data.source = source or data.source
-    if split:
-        if config.workload in ("shapes", "heat"):
+    changed["data.source"] = source or data.source
+    if config.workload in ("shapes", "heat"):
+        if split:
             raise ValueError(f"workload {config.workload!r} makes all of its data")
-        data.eval_split = split
-    return config.lock()
+    elif split or source not in ("", data.source):
+        # The other data may not have the split that the run was trained on.
+        judged = split or data["eval_split"]
+        changed |= {"data.train_split": judged, "data.eval_split": judged}
+        changed["data.train_examples"] = 0
+    return config.changed(changed)
 
 
 def _check_same_tokens(run: TrainedRun, workload: Workload, source: str) -> None:

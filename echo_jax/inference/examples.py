@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from echo_jax.config import Config
-from echo_jax.config.echo import describe_echo
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import class_names, tokenizer_of
@@ -22,7 +21,7 @@ _PICTURE_PIXELS = 144
 
 
 def write_examples(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     folder: str | os.PathLike[str],
     *,
@@ -37,7 +36,7 @@ def write_examples(
         most_updates=most_updates,
         on_progress=on_progress,
     )
-    said = describe_echo(config)
+    said = str(config.echo)
     parts = [items(_counts(found, config)), *_rows(found, workload)]
     title = f"The first examples of {config.workload}, as updates see them"
     file = run_folder(folder) / "examples.html"
@@ -46,7 +45,7 @@ def write_examples(
     return file
 
 
-def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
+def _counts(found: Sequence[Sequence[Use]], config: RunSpec) -> Iterator[str]:
     repeats = [(uses[0], use) for uses in found for use in uses[1:]]
     if not repeats:
         yield f"{len(found)} examples, none of which is used again"

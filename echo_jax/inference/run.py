@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import read_config
 from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
 from echo_jax.files.folders import RunPath, run_folder, typed_path
@@ -110,7 +110,7 @@ class TrainedRun:
 
     Attributes:
       workdir: The folder in which it was trained.
-      config: The config of its training, locked.
+      config: The config of its training.
       update: Updates done.
       task: Model and loss, as pure functions; see `echo_jax.workloads.Task`.
       variables: Parameters and other collections, on the first device.
@@ -125,7 +125,7 @@ class TrainedRun:
     """
 
     workdir: RunPath
-    config: Config
+    config: RunSpec
     update: int
     task: Task
     variables: Variables
@@ -313,7 +313,7 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
         raise DamagedFileError(folder / "config.json", what)
     return TrainedRun(
         workdir=folder,
-        config=config.lock(),
+        config=config,
         update=saved.update,
         task=task,
         variables=variables,
@@ -334,7 +334,7 @@ def _refuse_single(inputs: Any) -> None:
         )
 
 
-def _named(config: Config, image: Input) -> dict[str, Any]:
+def _named(config: RunSpec, image: Input) -> dict[str, Any]:
     if isinstance(image, bytes | np.ndarray):
         return decode_input(config, image)
     path = typed_path(image)

@@ -6,7 +6,6 @@ searched numbers are arguments of the compiled update, so that the trials of an 
 share one compilation.
 """
 
-import copy
 import io
 import itertools
 import math
@@ -17,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from echo_jax.config import Config, default_config
-from echo_jax.config.check import check_config
+from echo_jax.config import default_config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
@@ -49,7 +48,7 @@ _ENVIRONMENT = ("python", "versions", "backend", "devices", "commit", "workload"
 
 def make_trials(
     protocol: Protocol,
-    arms: Mapping[str, Config],
+    arms: Mapping[str, RunSpec],
     workdir: RunPath,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
@@ -70,7 +69,7 @@ def make_trials(
             is_over = False
 
 
-def num_missing(protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit) -> int:
+def num_missing(protocol: Protocol, arm: RunSpec, workdir: RunPath, unit: Unit) -> int:
     """Returns the number of a unit's missing trials; 0 while its search is not over."""
     _, points, made = _state(protocol, arm, workdir, unit)
     return len(points) - len(made)
@@ -97,7 +96,7 @@ def refuse_other_falsifiers(
 
 
 def _state(
-    protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit
+    protocol: Protocol, arm: RunSpec, workdir: RunPath, unit: Unit
 ) -> tuple[str, list[Mapping[str, Any]], list[Trial]]:
     """Returns a unit's hash, its points, and the trials that need not be made again."""
     # A field that a later version added is ignored while it has its default.
@@ -121,7 +120,7 @@ def _state(
 
 def _make_unit(
     protocol: Protocol,
-    arm: Config,
+    arm: RunSpec,
     workdir: RunPath,
     unit: Unit,
     lock: FolderLock,
@@ -130,14 +129,16 @@ def _make_unit(
     deciding, points, trials = _state(protocol, arm, workdir, unit)
     environments = read_environments(workdir, unit) if trials else []
     for number in range(len(trials), len(points)):
-        config = copy.deepcopy(arm)
-        config.seed = config.echo.seed = protocol.stream(unit, number)
-        config.update_from_flattened_dict(dict(points[number]))
+        seed = protocol.stream(unit, number)
+        fields = {"seed": seed, "echo.seed": seed, **points[number]}
+        updates = fields.setdefault("updates", arm.updates)
         # A schedule that ends with the run must end where it would without a cut.
-        config.optim.decay_updates = config.optim.decay_updates or config.updates
-        if unit.kind == "search" and config.local.schedule == "none":
-            config.updates = protocol.limit(config.updates, config.eval_every, trials)
-        found, environment = _trained(config, lock)
+        decay = fields.get("optim.decay_updates", arm.optim.decay_updates)
+        fields["optim.decay_updates"] = decay or updates
+        if unit.kind == "search" and arm.local.schedule == "none":
+            updates = protocol.limit(updates, arm.eval_every, trials)
+        fields["updates"] = updates
+        found, environment = _trained(arm, fields, lock)
         trial = replace(found, number=number, point=dict(points[number]))
         if environment and not all(
             is_same_data(each.get("workload"), environment["workload"])
@@ -145,12 +146,12 @@ def _make_unit(
         ):
             raise ValueError(
                 f"{unit.path(workdir)} holds trials on other data than those that "
-                f"config.data.source={config.data.source!r} holds now; put the old "
+                f"config.data.source={arm.data.source!r} holds now; put the old "
                 "ones back, or use another --workdir"
             )
         if environment and environment not in environments:
             environments.append(environment)
-        if trial.outcome == "short" and config.updates < arm.updates:
+        if trial.outcome == "short" and updates < arm.updates:
             trial = replace(trial, outcome="cut")
         trials.append(trial)
         lock.check()
@@ -158,13 +159,16 @@ def _make_unit(
         on_made(unit, trial)
 
 
-def _trained(config: Config, lock: FolderLock) -> tuple[Trial, dict[str, Any]]:
+def _trained(
+    arm: RunSpec, fields: Mapping[str, Any], lock: FolderLock
+) -> tuple[Trial, dict[str, Any]]:
     """Trains a trial; returns it without its place, and its environment."""
-    known = {"number": 0, "stream": config.seed, "point": {}, "limit": config.updates}
+    known = {"number": 0, "stream": fields["seed"], "point": {}}
+    known["limit"] = fields["updates"]
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         console = Console(file=io.StringIO())
         try:
-            check_config(config)
+            config = arm.changed(fields)
             train_checked(
                 config, build(config), run_folder(folder), lock, console=console
             )

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 from echo_jax.terminal import ending
@@ -55,7 +55,7 @@ class LostWorkerError(Exception):
 # `jobs=0` means one process for each core of a CPU, or one on an accelerator.
 def run_search(
     protocol: Protocol,
-    arms: Mapping[str, Config],
+    arms: Mapping[str, RunSpec],
     workdir: RunPath,
     *,
     jobs: int = 0,
@@ -140,7 +140,7 @@ def _end_with(lifeline: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _work(protocol: Protocol, arms: Mapping[str, Config], workdir: str) -> None:
+def _work(protocol: Protocol, arms: Mapping[str, RunSpec], workdir: str) -> None:
     """Makes trials in a worker."""
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
 from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, stacked
 from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
@@ -60,9 +60,9 @@ class CompiledFunctions:
 
     def __init__(
         self,
-        config: Config,
+        config: RunSpec,
         workload: Workload,
-        run_inputs: Callable[[Config, jax.Array], Any],
+        run_inputs: Callable[[RunSpec, jax.Array], Any],
         init_state: Callable[..., Any],
         train_step: Callable[..., tuple[Any, Any]],
     ):

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.training.compiled import CompiledFunctions
@@ -37,7 +37,7 @@ _TAGS = ("fresh_index", "repeat")
 
 
 def evaluate_split(
-    config: Config,
+    config: RunSpec,
     compiled: CompiledFunctions,
     state: Any,
     workload: Workload,
@@ -113,7 +113,9 @@ def _rows_of_all(batch: Batch) -> Batch:
     }
 
 
-def check_norm(config: Config, compiled: CompiledFunctions, workload: Workload) -> None:
+def check_norm(
+    config: RunSpec, compiled: CompiledFunctions, workload: Workload
+) -> None:
     """Raises ValueError if the config sets batch.norm without a batch norm."""
     norm = config.batch.norm
     model = jax.eval_shape(compiled.model, compiled.abstract_state)
@@ -125,7 +127,7 @@ def check_norm(config: Config, compiled: CompiledFunctions, workload: Workload) 
 
 
 def with_recomputed_statistics(
-    config: Config,
+    config: RunSpec,
     compiled: CompiledFunctions,
     model: Any,
     workload: Workload,
@@ -144,7 +146,7 @@ def with_recomputed_statistics(
     return model.replace(model_state=compiled.merge(found))
 
 
-def check_branches(config: Config, workload: Workload) -> None:
+def check_branches(config: RunSpec, workload: Workload) -> None:
     """Raises ValueError if the config asks for branches without `with_seed`."""
     if config.probe_repeats and workload.with_seed is None:
         raise ValueError(
@@ -154,7 +156,7 @@ def check_branches(config: Config, workload: Workload) -> None:
         )
 
 
-def has_branch(config: Config, update: int) -> bool:
+def has_branch(config: RunSpec, update: int) -> bool:
     """Whether a branch begins after an update and ends within the run."""
     every = config.probe_repeats
     # Before the model has learnt anything, all data is worth the same.
@@ -163,7 +165,7 @@ def has_branch(config: Config, update: int) -> bool:
 
 
 def metric_after_fresh(
-    config: Config,
+    config: RunSpec,
     compiled: CompiledFunctions,
     state: object,
     update: int,
@@ -186,7 +188,7 @@ def metric_after_fresh(
 
 
 def fresh_batches(
-    config: Config, workload: Workload, watchdog: Watchdog, count: int, purpose: str
+    config: RunSpec, workload: Workload, watchdog: Watchdog, count: int, purpose: str
 ) -> Iterator[Batch]:
     """Yields the first batches of a new iterator without an echo; watches each wait."""
     dataset = workload.train_dataset(unechoed(config), this_shard())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.compiled import CompiledFunctions
@@ -57,7 +57,7 @@ class Decided(NamedTuple):
 
 
 def decide(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     compiled: CompiledFunctions,
     state: Any,
@@ -90,7 +90,7 @@ def decide(
     return Decided(shards, feed, rates, loader.sample)
 
 
-def held_feed(compiled: CompiledFunctions, config: Config, loader: Loader) -> Feed:
+def held_feed(compiled: CompiledFunctions, config: RunSpec, loader: Loader) -> Feed:
     """Opens a feed for `Feed.hold` alone."""
     return open_feed(config, loader.workload, compiled.mesh, sample=loader.sample)
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.advice import OptionNames, ProbeReport
 from echo_jax.echo.instrument.measure import probe
 from echo_jax.training.feeds.feed import JoinedBatches
@@ -20,7 +20,7 @@ _MOST_CALLS = 1000
 
 
 def calibrate(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     *,
     note: Callable[[str], Any] = lambda line: None,
@@ -36,7 +36,7 @@ def calibrate(
 
 
 def probe_config(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     *,
     seconds: float,

@@ -1,7 +1,7 @@
 """What an extended run says about its schedules."""
 
-from echo_jax.config import Config
 from echo_jax.config.applies import CHANGING
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
 
@@ -9,7 +9,7 @@ from echo_jax.files.json_files import read_json
 _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
 
 
-def moved_by_updates(workdir: RunPath, config: Config) -> str:
+def moved_by_updates(workdir: RunPath, config: RunSpec) -> str:
     """Returns a note if another number of updates moves the rest of a resumed run."""
     optim, local, updates = config.optim, config.local.schedule, config.updates
     old = read_json(workdir / "config.json", {"updates": int})

@@ -29,8 +29,7 @@ from flax import struct
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.check import check_config
+from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.stats import Waits
 from echo_jax.files.folders import RunPath, run_folder
@@ -178,7 +177,7 @@ class RunInputs(NamedTuple):
     loss_scale: Any
 
 
-def run_inputs(config: Config, key: jax.Array) -> RunInputs:
+def run_inputs(config: RunSpec, key: jax.Array) -> RunInputs:
     """Returns the `RunInputs` of a config."""
     return RunInputs(
         key, jnp.int32(config.log_every), hyperparams(config), scale_numbers(config)
@@ -278,13 +277,13 @@ def train_step(
     )
 
 
-def compile_functions(config: Config, workload: Workload) -> CompiledFunctions:
+def compile_functions(config: RunSpec, workload: Workload) -> CompiledFunctions:
     """Returns the functions of a run; each is compiled at its first call."""
     return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
 
 
 def train(
-    config: Config,
+    config: Config | RunSpec,
     workload: Workload,
     workdir: str | os.PathLike[str],
     *,
@@ -348,7 +347,7 @@ def train(
       >>> summary["updates"]
       60
     """
-    check_config(config)
+    config = RunSpec.of(config)
     workdir = run_folder(workdir)
     with lock_workdir(workdir) as lock:
         if is_main_process():
@@ -358,7 +357,7 @@ def train(
 
 # The caller holds the lock. Under it, `check_workdir` has accepted the folder.
 def train_checked(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     workdir: RunPath,
     lock: FolderLock,
@@ -454,7 +453,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config,
+        config: RunSpec,
         workload: Workload,
         workdir: RunPath,
         compiled: CompiledFunctions,
@@ -537,7 +536,7 @@ class Trainer:
             self.log.examples(self.decided.sample)
         traced = compiled.trace(self.state, self.feed)
         self._flops = count_flops(traced, compiled.mesh)
-        if BatchGrowth.of(config):
+        if config.batch.boundaries:
             self._flops = UpdateFlops(None, None)  # They differ by update.
         self._meetings = Meetings(config)
         # This compiles the programs that were not measured.

@@ -27,8 +27,8 @@ import jax
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh
 
-from echo_jax.config import Config
 from echo_jax.config.optimizer import parse_args
+from echo_jax.config.run import RunSpec
 from echo_jax.training.processes.distributed import all_gather
 
 XlaOptions = tuple[tuple[str, bool | int | float | str], ...]
@@ -60,7 +60,7 @@ _OVERLAP_ON_V5E = (
 )
 
 
-def xla_options(config: Config, platform: str, kind: str = "") -> XlaOptions:
+def xla_options(config: RunSpec, platform: str, kind: str = "") -> XlaOptions:
     """Returns the options of a config and of its preset, tried if XLA is here."""
     preset, options = config.xla.preset, dict[str, Any]()
     if platform in _NAMES and preset in _PRESETS:

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.lazy import door
 from echo_jax.workloads import cifar, coco, heat, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
@@ -42,33 +44,29 @@ WORKLOADS = {
 task_info)`` for its task alone, where its data is not."""
 
 
-def build(config: Any) -> Workload:
+def build(config: Config | RunSpec) -> Workload:
     """Builds the workload of a config with its data; refuses an impossible model."""
+    config = RunSpec.of(config)
     workload = _module(config).build(config)
     # This refuses an impossible model early, without computing anything.
     jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
     return workload
 
 
-def make_task(config: Any, task_info: Mapping[str, Any]) -> Task:
+def make_task(config: RunSpec, task_info: Mapping[str, Any]) -> Task:
     """Makes the task of a config without its data, from a `Workload.task_info`."""
     return _module(config).task_of(config, task_info)
 
 
-def decode_input(config: Any, encoded: Any) -> dict[str, Any]:
+def decode_input(config: RunSpec, encoded: Any) -> dict[str, Any]:
     """Returns the evaluation item of an image: encoded bytes or uint8[H, W, 3 or 1]."""
     return _module(config).decode_input(config, encoded)
 
 
-def _module(config: Any) -> Any:
+def _module(config: RunSpec) -> Any:
     if config.workload not in WORKLOADS:
         raise ValueError(
             f"workload={config.workload!r} is unknown; use one of "
             f"{', '.join(sorted(WORKLOADS))}."
         )
-    for name, value in config.model.items():
-        if type(value) is int and value < 1:
-            raise ValueError(
-                f"model.{name}={value} must be at least 1; set --config.model.{name}=1."
-            )
     return WORKLOADS[config.workload]

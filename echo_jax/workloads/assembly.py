@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import SplitData
 from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.pipeline.evaluation import (
     THREADS,
@@ -39,20 +40,10 @@ def module_table(module: nn.Module, inputs: np.ndarray) -> str:
     return "\n".join(line.strip() for line in made.strip().split("\n")) + "\n"
 
 
-def compute_dtype(config: Any) -> jnp.dtype:
-    """Returns ``config.precision.compute``; refuses the old field ``model.dtype``."""
-    if "dtype" in config.model:
-        raise ValueError(
-            f"model.dtype={config.model.dtype!r} is precision.compute now; remove it, "
-            f"and set --config.precision.compute={config.model.dtype}."
-        )
-    return jnp.dtype(config.precision.compute)
-
-
 # `keeps_evaluated`: whether evaluation records are decoded once and kept, instead of
 # at each evaluation.
 def make_workload(
-    config: Any,
+    config: RunSpec,
     *,
     task: Task,
     metric: str,
@@ -110,7 +101,7 @@ def make_workload(
             task_files=task_files or {},
         )
 
-    return read_by(PipelineSpec.from_config(config))
+    return read_by(config.pipeline)
 
 
 @dataclass(frozen=True)
@@ -130,9 +121,9 @@ class Splits:
 
 
 # If both splits are the same one, ``data.train_examples`` limits the evaluation too.
-def open_splits(config: Any, kind: Kind) -> Splits:
+def open_splits(config: RunSpec, kind: Kind) -> Splits:
     """Opens the splits of ``config.data``, whose records must be of `kind`."""
-    data = config.data
+    data: SplitData = config.data
     source, decode_record = open_source(data.source, data.train_split, kind)
     train = limited(source, data.train_examples, data.train_split)
     if data.eval_split == data.train_split:

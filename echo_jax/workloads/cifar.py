@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 
+from echo_jax.config.run import RunSpec
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
 from echo_jax.data.images.decode import (
     DecodeLabelled,
@@ -20,9 +22,9 @@ from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import compute_dtype, make_workload, open_splits
+from echo_jax.workloads.assembly import make_workload, open_splits
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import ImageClassifier, check_smoothing
+from echo_jax.workloads.classification import ImageClassifier
 
 _IMAGE_SIZE = 32
 _PADDING = 4
@@ -43,11 +45,10 @@ _ON_DEVICE = {
 }
 
 
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
     on_host = choose_stages(config.data.augment, _ON_HOST)
     on_device = choose_stages(config.data.augment, _ON_DEVICE)
-    check_smoothing(config.model.label_smoothing)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
     task_info = {"classes": splits.info["classes"]}
@@ -66,7 +67,7 @@ def build(config: Any) -> Workload:
     )
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
     return ImageClassifier(
         _network(config, len(task_info["classes"])),
@@ -77,23 +78,18 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
     )
 
 
-def decode_input(config: Any, encoded: Encoded) -> Item:
+def decode_input(config: RunSpec, encoded: Encoded) -> Item:
     """Returns the item of an image of any size: its resized middle."""
     del config
     return {"image": resize_center_crop(encoded, size=_IMAGE_SIZE, resize=_IMAGE_SIZE)}
 
 
-def _network(config: Any, num_classes: int) -> nn.Module:
-    sizes, dtype = config.model, compute_dtype(config)
-    match sizes.name.rpartition("_"):
-        case ("", "", "resnet"):
-            return ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
-        case ("mobilenet_v3", _, "small" | "large" as size):
-            return MobileNetV3(num_classes, size, True, sizes.norm, dtype)
-    raise ValueError(
-        f"config.model.name={sizes.name!r} is no network of workload 'cifar'; set "
-        "--config.model.name=resnet, mobilenet_v3_small or mobilenet_v3_large"
-    )
+def _network(config: RunSpec, num_classes: int) -> nn.Module:
+    sizes, dtype = config.model, jnp.dtype(config.precision.compute)
+    if sizes.name == "resnet":
+        return ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
+    size = sizes.name.removeprefix("mobilenet_v3_")
+    return MobileNetV3(num_classes, size, True, sizes.norm, dtype)
 
 
 def _decode_small(encoded: Encoded) -> np.ndarray:

@@ -112,12 +112,3 @@ class ImageClassifier(ImageTask):
 
 def _cross_entropy(logits: jax.Array, labels: ArrayLike) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels))
-
-
-def check_smoothing(label_smoothing: float) -> None:
-    """Refuses a ``model.label_smoothing`` that leaves nothing of the label."""
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(
-            f"model.label_smoothing={label_smoothing} must be at least 0 and below 1; "
-            "set --config.model.label_smoothing=0.0."
-        )

@@ -3,13 +3,15 @@
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from faster_coco_eval import COCO
 
+from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import CocoData, CocoModel
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
 from echo_jax.data.detection.anchors import (
     NmsSettings,
@@ -35,17 +37,11 @@ from echo_jax.data.images.decode import Encoded, decode_image
 from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.evaluation import sample_indices
-from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Item, RecordSource, Stages
 from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import (
-    Splits,
-    compute_dtype,
-    make_workload,
-    open_splits,
-)
+from echo_jax.workloads.assembly import Splits, make_workload, open_splits
 from echo_jax.workloads.base import Batch, Sums, Variables, Workload
 from echo_jax.workloads.classification import ImageTask, normalised
 
@@ -201,16 +197,11 @@ def _focal(scores: jax.Array, targets: Targets) -> jax.Array:
     ).sum()
 
 
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"mAP"``, a fraction."""
-    data = config.data
+    data: CocoData = config.data
     on_host = choose_stages(data.augment, _ON_HOST)
     on_device = choose_stages(data.augment, _ON_DEVICE)
-    if data.max_boxes < 1:
-        raise ValueError(
-            f"data.max_boxes={data.max_boxes} must be at least 1; set "
-            "--config.data.max_boxes=100."
-        )
     splits = open_splits(config, "coco")
     categories = splits.info["categories"]
     task_info = {"categories": categories}
@@ -229,7 +220,7 @@ def build(config: Any) -> Workload:
         mode="max",
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
         evaluated=Stages(judged.records, DecodeForEvaluation(decode)),
-        eval_threads=max(PipelineSpec.from_config(config).threads, 1),
+        eval_threads=max(config.pipeline.threads, 1),
         data_metadata={
             **splits.metadata,
             "categories": len(categories),
@@ -269,19 +260,15 @@ class _Judged:
             yield self._splits.decode_record(self.records[index])
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> Detector:
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> Detector:
     """Returns the task of a config, for data with these ``categories``."""
-    sizes, image_size = config.model, config.data.image_size
+    sizes: CocoModel = config.model
+    image_size = config.data.image_size
     num_classes = len(task_info["categories"])
     if len(sizes.stage_sizes) != _NUM_STAGES:
         raise ValueError(
             f"model.stage_sizes={sizes.stage_sizes} must be blocks of {_NUM_STAGES} "
             'stages; set --config.model.stage_sizes="(3, 4, 6)".'
-        )
-    if sizes.loss not in get_args(Loss):
-        raise ValueError(
-            f"model.loss={sizes.loss!r} is unknown; use one of "
-            f"{', '.join(get_args(Loss))}."
         )
     is_focal = sizes.loss == "focal"
     model = SSD(
@@ -291,12 +278,12 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> Detector:
         width=sizes.width,
         score_bias=_FOCAL_PRIOR_LOGIT if is_focal else 0.0,
         virtual_batch=sizes.virtual_batch,
-        dtype=compute_dtype(config),
+        dtype=jnp.dtype(config.precision.compute),
     )
     return Detector(model, image_size, sizes.loss)
 
 
-def decode_input(config: Any, encoded: Encoded) -> Item:
+def decode_input(config: RunSpec, encoded: Encoded) -> Item:
     """Returns the item of an image of any size, without objects."""
     image = resize_to_square(decode_image(encoded), config.data.image_size)
     return {"image": image}

@@ -22,9 +22,10 @@ import numpy as np
 import scipy.sparse as sparse
 from scipy.sparse.linalg import SuperLU, splu
 
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.workloads.assembly import compute_dtype, make_workload, module_table
+from echo_jax.workloads.assembly import make_workload, module_table
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 GRID = 32
@@ -37,7 +38,7 @@ _NUM_PARAMETERS = 6  # five temperatures and the time
 _TRAIN_SEED, _VALIDATION_SEED = 0, 1
 
 
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"loss"``, the mean squared error."""
     if config.data.source != "solver":
         raise ValueError(
@@ -64,10 +65,12 @@ def build(config: Any) -> Workload:
     )
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> "FieldRegression":
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> "FieldRegression":
     """Returns the task of a config."""
     del task_info
-    model = Mlp((config.model.width,) * config.model.depth, compute_dtype(config))
+    model = Mlp(
+        (config.model.width,) * config.model.depth, jnp.dtype(config.precision.compute)
+    )
     return FieldRegression(model)
 
 
@@ -186,6 +189,6 @@ class FieldRegression(Task):
         return jnp.square(error).mean(axis=-1)
 
 
-def decode_input(config: Any, encoded: Any) -> Item:
+def decode_input(config: RunSpec, encoded: Any) -> Item:
     """Refuses images: the inputs of this model are parameters."""
     raise ValueError("workload 'heat' predicts from parameters, and takes no images")

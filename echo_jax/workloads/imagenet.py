@@ -11,6 +11,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
+from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import ImageNetModel, PhotographData
 from echo_jax.data.augment import (
     Augment,
     ColourDistortion,
@@ -28,9 +32,9 @@ from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stage
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
-from echo_jax.workloads.assembly import compute_dtype, make_workload, open_splits
+from echo_jax.workloads.assembly import make_workload, open_splits
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import ImageClassifier, check_smoothing
+from echo_jax.workloads.classification import ImageClassifier
 
 # The usual mean and standard deviation of ImageNet's pixels: 0.485, 0.456, 0.406 and
 # 0.229, 0.224, 0.225 of white.
@@ -40,11 +44,10 @@ _PIXEL_SCALE = (58.395, 57.12, 57.375)
 _MOST_EVAL_THREADS = 16
 
 
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``; it also evaluates top_5."""
-    data = config.data
+    data: PhotographData = config.data
     on_host, on_device = _augmentations(config)
-    check_smoothing(config.model.label_smoothing)
     if not 0 < data.image_size <= data.resize:
         raise ValueError(
             f"data.image_size={data.image_size} must be at least 1 and at most "
@@ -71,7 +74,7 @@ def build(config: Any) -> Workload:
     )
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
     return ImageClassifier(
         _model(config, len(task_info["classes"])),
@@ -83,18 +86,13 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
     )
 
 
-def decode_input(config: Any, encoded: Encoded) -> Item:
+def decode_input(config: RunSpec, encoded: Encoded) -> Item:
     """Returns the item of a photograph, as in evaluation."""
     return {"image": _middle(config)(encoded)}
 
 
-def _model(config: Any, num_classes: int) -> ImageNetResNet:
-    sizes = config.model
-    if sizes.norm not in ("batch", "ghost"):
-        raise ValueError(
-            f"model.norm={sizes.norm!r} is unknown; set --config.model.norm=ghost, or "
-            "batch."
-        )
+def _model(config: RunSpec, num_classes: int) -> ImageNetResNet:
+    sizes: ImageNetModel = config.model
     is_ghost = sizes.norm == "ghost"
     return ImageNetResNet(
         num_classes=num_classes,
@@ -102,11 +100,11 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
         block=sizes.block,
         width=sizes.width,
         virtual_batch=sizes.virtual_batch if is_ghost else None,
-        dtype=compute_dtype(config),
+        dtype=jnp.dtype(config.precision.compute),
     )
 
 
-def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
+def _augmentations(config: RunSpec) -> tuple[HostAugment | None, Augment | None]:
     names, size = config.data.augment, config.data.image_size
     on_host = {
         "crop": OnImage(functools.partial(random_resized_crop, size=size)),
@@ -126,7 +124,7 @@ def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
     )
 
 
-def _decode(config: Any) -> Callable[[Encoded], Any]:
+def _decode(config: RunSpec) -> Callable[[Encoded], Any]:
     """Returns the function that makes an item's image, before random augmentation."""
     if "crop" not in config.data.augment:
         return _middle(config)
@@ -136,7 +134,7 @@ def _decode(config: Any) -> Callable[[Encoded], Any]:
     return functools.partial(resize_center_crop, size=size, resize=size)
 
 
-def _middle(config: Any) -> functools.partial:
+def _middle(config: RunSpec) -> functools.partial:
     return functools.partial(
         resize_center_crop, size=config.data.image_size, resize=config.data.resize
     )

@@ -11,20 +11,13 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.config.fields import OPTIONAL_FIELDS
+from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import LmModel, TextData
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
-from echo_jax.workloads.assembly import (
-    compute_dtype,
-    limited,
-    make_workload,
-    module_table,
-)
+from echo_jax.workloads.assembly import limited, make_workload, module_table
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
-
-_SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout")
-_OPTIONAL = OPTIONAL_FIELDS["lm"]
 
 
 @dataclass(frozen=True)
@@ -124,23 +117,20 @@ def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
     return (jnp.arange(losses.shape[1])[None] < predicted).astype(losses.dtype)
 
 
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"loss"``, in nats per token."""
-    sizes = _sizes(config)
-    data = {**_OPTIONAL["data"], **config.data}
+    sizes: LmModel = config.model
+    data: TextData = config.data
     text = open_sequences(
-        data["source"],
-        sizes["seq_len"],
-        data["tokenizer"],
-        (data["train_split"], data["eval_split"]),
+        data.source, sizes.seq_len, data.tokenizer, (data.train_split, data.eval_split)
     )
-    if sizes["segments"] and text.eod is None:
+    if sizes.segments and text.eod is None:
         raise ValueError(
             f"model.segments=True needs documents, and data.source="
             f"{config.data.source!r} has no token between them; use "
             "--config.model.segments=False."
         )
-    train = limited(text.train, data["train_examples"], "train")
+    train = limited(text.train, data.train_examples, "train")
     return make_workload(
         config,
         task=task_of(config, text.task_info),
@@ -155,44 +145,29 @@ def build(config: Any) -> Workload:
     )
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> LanguageModel:
     """Returns the task for text with these ``vocab``, ``eod``, ``bytes_per_token``."""
-    sizes, known = _sizes(config), task_info["vocab"]
-    vocab = sizes["vocab"] or known
+    sizes: LmModel = config.model
+    known = task_info["vocab"]
+    vocab = sizes.vocab or known
     if vocab < known:
         raise ValueError(
             f"model.vocab={vocab} is less than the {known} tokens of "
             f"data.source={config.data.source!r}; use --config.model.vocab={known}."
         )
     return LanguageModel(
-        _make_model(sizes, vocab, compute_dtype(config)),
-        eod=task_info["eod"] if sizes["segments"] else None,
+        _make_model(sizes, vocab, jnp.dtype(config.precision.compute)),
+        eod=task_info["eod"] if sizes.segments else None,
         bytes_per_token=task_info["bytes_per_token"],
     )
 
 
-def _sizes(config: Any) -> dict[str, Any]:
-    sizes = {**_OPTIONAL["model"], **config.model}
-    unknown = sizes.keys() - _SIZES - _OPTIONAL["model"].keys()
-    if unknown:
-        raise ValueError(
-            f"model.{min(unknown)} is no field of workload 'lm'; it has "
-            f"{', '.join([*_SIZES, *_OPTIONAL['model']])}."
-        )
-    if not 0 <= sizes["dropout"] < 1:
-        raise ValueError(
-            f"model.dropout={sizes['dropout']} must be at least 0 and below 1; set "
-            "--config.model.dropout=0.0."
-        )
-    return sizes
-
-
-def _make_model(sizes: Mapping[str, Any], vocab: int, dtype: jnp.dtype) -> Transformer:
+def _make_model(sizes: LmModel, vocab: int, dtype: jnp.dtype) -> Transformer:
     names = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
     names += ("positions", "activation", "bias", "tied")
     return Transformer(
         **{name: sizes[name] for name in names},
         vocab=vocab,
-        max_len=sizes["seq_len"],
+        max_len=sizes.seq_len,
         dtype=dtype,
     )

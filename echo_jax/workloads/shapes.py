@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
+from echo_jax.config.run import RunSpec
 from echo_jax.data.images.decode import Encoded, resize_center_crop
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.data.sources.shapes import (
@@ -14,7 +17,7 @@ from echo_jax.data.sources.shapes import (
     decode_shape,
 )
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import compute_dtype, make_workload
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
@@ -27,7 +30,7 @@ _PIXEL_MEAN, _PIXEL_SCALE = (127.5, 127.5, 127.5), (73.6, 73.6, 73.6)
 
 
 # Drawing an image takes about 0.2 ms.
-def build(config: Any) -> Workload:
+def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
     if config.data.source != "synthetic":
         raise ValueError(
@@ -57,19 +60,19 @@ def build(config: Any) -> Workload:
     )
 
 
-def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
     model = ResNet(
         num_classes=len(task_info["classes"]),
         depth=config.model.depth,
         width=config.model.width,
         norm=config.model.norm,
-        dtype=compute_dtype(config),
+        dtype=jnp.dtype(config.precision.compute),
     )
     return ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE)
 
 
-def decode_input(config: Any, encoded: Encoded) -> Item:
+def decode_input(config: RunSpec, encoded: Encoded) -> Item:
     """Returns the item of an image of any size: its resized middle."""
     del config
     return {"image": resize_center_crop(encoded, size=IMAGE_SIZE, resize=IMAGE_SIZE)}

@@ -10,7 +10,7 @@ from PIL import Image
 from trained_runs import lm_config, shapes_config, write_text
 
 from echo_jax import cli
-from echo_jax.config import echo_spec
+from echo_jax.config import RunSpec
 from echo_jax.runs import show_examples
 from echo_jax.training.feeds import first_uses
 from echo_jax.workloads import build
@@ -21,7 +21,7 @@ STOCHASTIC = {"echo.mode": "stochastic", "echo.buffer": 16, **LOAD}
 
 
 def uses_of(config):
-    return first_uses(config, build(config), examples=8, most_updates=60)
+    return first_uses(RunSpec.of(config), build(config), examples=8, most_updates=60)
 
 
 def picture(data):
@@ -34,7 +34,8 @@ def test_every_use_is_what_the_pipeline_hands_out(after):
     if after == "batch":
         config.echo.order = "consecutive"
     wanted = {}
-    batches = iter(build(config).train_dataset(echo_spec(config)))
+    spec = RunSpec.of(config).echo.spec(config.batch_size)
+    batches = iter(build(config).train_dataset(spec))
     for update in range(1, 40):
         batch = next(batches)
         for row, index in enumerate(batch["fresh_index"].tolist()):

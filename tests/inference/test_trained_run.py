@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -213,7 +214,7 @@ def test_other_data_must_mean_the_same(lm_run, shapes_run, tmp_path):
     assert next(iter(found.metrics)) == found.metric == "loss"
     # Other data, as far as one can tell, until it is the run's own.
     assert on_train.where == f"{text} train"
-    run.config.data.source = text
+    run = replace(run, config=run.config.changed({"data.source": text}))
     on_train = evaluate_run(run, source=text, split="train")
     assert on_train.where == f"{text} train, which it was trained on"
     assert not evaluate_run(run, split="validation").was_trained_on
@@ -377,4 +378,4 @@ def test_a_language_model_goes_on_from_texts_of_the_split(lm_run, tmp_path):
     page = page_of(ej.load_run(lm_run[0]), tmp_path / "report", source=str(text))
     assert page.count("<pre>") == 12
     assert "&lt;be" in page and "<be" not in page
-    assert f"Evaluated on {text}." in page
+    assert f"Evaluated on {text} validation." in page

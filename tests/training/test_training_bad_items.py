@@ -15,7 +15,7 @@ from tiny_workload import (
 )
 
 import echo_jax as ej
-from echo_jax.config import check_config
+from echo_jax.config import RunSpec
 from echo_jax.data.pipeline import Stages
 from echo_jax.terminal import sentence
 from echo_jax.training import train
@@ -57,8 +57,7 @@ def shift(item, seed):
 def config_of(**fields):
     given = {"echo__factor": 1.5, "echo__buffer": 32, **fields}
     config = tiny_config(**given)
-    check_config(config)
-    return config
+    return RunSpec.of(config)
 
 
 def workload_of(config):

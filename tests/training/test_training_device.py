@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tiny_workload import ADAPTIVE, STOCHASTIC, make_workload, rows_of, run, tiny_config
 
 import echo_jax as ej
-from echo_jax.config import BatchGrowth, check_config
+from echo_jax.config import RunSpec, check_config
+from echo_jax.config.batch import BatchSpec
 from echo_jax.training import next_group
 from echo_jax.training.feeds import check_echo, open_feed
 from echo_jax.training.processes import make_mesh
@@ -176,11 +177,11 @@ def feed_of(**options):
     config = tiny_config(updates=20, **options)
     check_config(config)
     workload, mesh = make_workload(config), make_mesh(1, 1, 8)
-    check_echo(config, workload, mesh)
+    check_echo(RunSpec.of(config), workload, mesh)
     sample = next(iter(workload.fresh_dataset()))
     if config.echo.where == "host":
         sample |= {"repeat": np.zeros(8, np.int32)}
-    return open_feed(config, workload, mesh, sample=sample)
+    return open_feed(RunSpec.of(config), workload, mesh, sample=sample)
 
 
 @settings(max_examples=30)
@@ -189,7 +190,7 @@ def test_every_part_of_every_batch_is_used_once(stages):
     factors = tuple(factor for _, factor in stages)
     parts = [int(np.prod(factors[k:], dtype=int)) for k in range(len(factors))]
     lengths = [batches * p for (batches, _), p in zip(stages, parts, strict=True)]
-    growth = BatchGrowth(tuple(itertools.accumulate(lengths)), factors)
+    growth = BatchSpec(boundaries=tuple(itertools.accumulate(lengths)), factors=factors)
     assert growth.first_split() is None
     seen = [(growth.parts(u), growth.number(u)) for u in range(sum(lengths) + 2)]
     expected = [

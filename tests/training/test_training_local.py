@@ -21,7 +21,7 @@ from tiny_workload import (
 )
 
 import echo_jax as ej
-from echo_jax.config import check_config
+from echo_jax.config import RunSpec, check_config
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import outputs_of
 from echo_jax.files import seal, unseal
@@ -46,7 +46,7 @@ class Updates:
         config = tiny_config(**overrides)
         check_config(config)
         workload = make_workload(config, task=task or Plain())
-        self.compiled = compile_functions(config, workload)
+        self.compiled = compile_functions(RunSpec.of(config), workload)
         self.state: Any = self.compiled.init(self.compiled.init_key)
         self._rng = np.random.default_rng(0)
 
@@ -153,7 +153,7 @@ def test_replicas_have_the_variance_of_all_their_examples():
 def meetings(updates=12, **overrides):
     config = tiny_config(updates=updates, **overrides)
     check_config(config)
-    found = Meetings(config)
+    found = Meetings(RunSpec.of(config))
     return [update for update in range(updates) if found.after(update)]
 
 
@@ -170,7 +170,7 @@ def test_chance_is_of_the_seed_and_the_update_alone_and_falls_by_its_schedule():
     options["updates"] = 4000
     found = meetings(**options)
     assert found == meetings(**options) != meetings(**options, seed=1)
-    resumed = Meetings(tiny_config(**options))
+    resumed = Meetings(RunSpec.of(tiny_config(**options)))
     again = [u for u in range(1500, 4000) if resumed.after(u)]
     assert again == [u for u in found if u >= 1500]
     counts = np.histogram(found, bins=[0, 1000, 2000, 3000, 4000])[0]
@@ -258,7 +258,10 @@ def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
 def test_late_gradients_are_those_of_an_earlier_update(staleness):
     # On x^2 / 2, x[t + 1] = x[t] - lr x[t - staleness]; without it, SGD to the bit.
     config = tiny_config(**SGD | {"optim__momentum": 0.0}, local__staleness=staleness)
-    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
+    optimizer, numbers = (
+        Optimizer.from_config(RunSpec.of(config)),
+        hyperparams(RunSpec.of(config)),
+    )
     plain, rate = optax.sgd(numbers.by_name()["lr"]), np.float32(0.05)
     path = [jnp.ones((), jnp.float32)]
     state, kept = optimizer.init(path[0]), plain.init(path[0])

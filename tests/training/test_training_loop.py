@@ -25,6 +25,7 @@ from tiny_workload import (
 )
 
 import echo_jax as ej
+from echo_jax.config import RunSpec
 from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
 from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
 from echo_jax.training.processes import make_mesh, param_shardings
@@ -123,7 +124,9 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
 
     config = tiny_config(updates=100)
     with pytest.raises(FolderInUseError, match="taken over"):
-        train_checked(config, make_workload(config), run_folder(tmp_path), Lost())
+        train_checked(
+            RunSpec.of(config), make_workload(config), run_folder(tmp_path), Lost()
+        )
     assert not (tmp_path / "summary.json").exists()
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
@@ -215,7 +218,7 @@ def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(tmp_path):
 
 
 def test_the_loader_is_measured_without_the_echo():
-    config = tiny_config(echo__factor=3.0)
+    config = RunSpec.of(tiny_config(echo__factor=3.0))
     workload = make_workload(config)
     repeats = []
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 from tiny_workload import tiny_config
 
-from echo_jax.config import check_config
+from echo_jax.config import RunSpec, check_config
 from echo_jax.training.update import Optimizer, hyperparams
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
@@ -34,7 +34,10 @@ def config_of(**fields):
 def steps(params, grads, count=1, **fields):
     """Returns what an optimizer adds to parameters in each of some updates."""
     config = config_of(**fields)
-    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
+    optimizer, numbers = (
+        Optimizer.from_config(RunSpec.of(config)),
+        hyperparams(RunSpec.of(config)),
+    )
 
     @jax.jit
     def changes(params, grads):
@@ -61,7 +64,11 @@ at_each = jax.jit(
 def values(wanted, updates, **fields):
     config = config_of(**fields)
     updates = np.array(updates, np.int32)
-    return at_each(Optimizer.from_config(config), updates, hyperparams(config))[wanted]
+    return at_each(
+        Optimizer.from_config(RunSpec.of(config)),
+        updates,
+        hyperparams(RunSpec.of(config)),
+    )[wanted]
 
 
 def assert_close(found, expected, rtol=1e-5):
@@ -215,7 +222,7 @@ def test_the_learning_rate_follows_the_batch():
     def found(**fields):
         config = config_of(lr=0.1, b2=0.999, reference_batch=256, **fields)
         config.batch_size = 8192
-        numbers = hyperparams(config).by_name()
+        numbers = hyperparams(RunSpec.of(config)).by_name()
         return [float(numbers[name]) for name in ("lr", "b1", "b2", "eps")]
 
     assert_close(found(), [0.1, 0.9, 0.999, 1e-8])

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from tiny_workload import as_synthetic, registered, tiny_config
 
 from echo_jax import cli, runs
+from echo_jax.config import RunSpec
 from echo_jax.files import FolderLock, run_folder
 from echo_jax.searches import (
     Protocol,
@@ -35,7 +36,8 @@ def arms(**options):
     options = {"updates": 40, "eval_every": 4, "target": 2.0, **options}
     options |= {"stop_at_target": options["target"] != 0}
     echoed = tiny_config(**options, echo__factor=2.0)
-    return {"baseline": tiny_config(**options), "batch": echoed}
+    found = {"baseline": tiny_config(**options), "batch": echoed}
+    return {name: RunSpec.of(config) for name, config in found.items()}
 
 
 def protocol(**changes):

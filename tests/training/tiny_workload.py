@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 import echo_jax as ej
-from echo_jax.config import default_config
+from echo_jax.config import RunSpec, default_config
 from echo_jax.data.pipeline import SINGLE
 from echo_jax.files import read_line, run_folder
 from echo_jax.training import held_feed, train
@@ -227,7 +227,7 @@ def said_by(workdir, **options):
 
 def functions_of(task=None, **overrides):
     config = tiny_config(**overrides)
-    return compile_functions(config, make_workload(config, task=task))
+    return compile_functions(RunSpec.of(config), make_workload(config, task=task))
 
 
 def batch_of(first=0, *, repeat=0, size=8):
@@ -241,6 +241,7 @@ def batch_of(first=0, *, repeat=0, size=8):
 
 def held_input(compiled, config, workload):
     """A context with a feed of a config, to hold inputs of."""
+    config = RunSpec.of(config)
     loader = measure_loader(workload, config, most=1)
     return closing(held_feed(compiled, config, loader))
 
@@ -248,7 +249,7 @@ def held_input(compiled, config, workload):
 def compiled_update(config, *, task=None, meets=False):
     """The compiled program of one update of a config."""
     workload = make_workload(config, task=task)
-    compiled = compile_functions(config, workload)
+    compiled = compile_functions(RunSpec.of(config), workload)
     with held_input(compiled, config, workload) as feed:
         state = compiled.abstract_state
         return compiled.trace(state, feed, meets=meets).lower().compile()

@@ -286,11 +286,16 @@ def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled
         ("cifar", "data__train_examples", 31, r"train_examples=31 is none of 0 to 30"),
         ("cifar", "model__label_smoothing", 1.0, r"label_smoothing=1\.0 must be"),
         ("cifar", "model__depth", 9, r"depth=9 is not 6n \+ 2"),
-        ("cifar", "model__name", "mobilenet", r"name='mobilenet' is no network of"),
+        (
+            "cifar",
+            "model__name",
+            "mobilenet",
+            r"name='mobilenet' must be one of resnet",
+        ),
         ("cifar", "workload", "chess", r"'chess' is unknown; use one of cifar, .*shap"),
         ("imagenet", "data__augment", ("colour", "crop"), r"is out of order; set --c"),
         ("imagenet", "data__image_size", 64, r"=64 must be .* data\.resize=36"),
-        ("imagenet", "model__norm", "group", r"'group' is unknown; set .*norm=ghost"),
+        ("imagenet", "model__norm", "group", r"'group' must be one of .*norm=ghost"),
         ("shapes", "data__source", "stdlib", r"'stdlib'.*data\.source=synthetic"),
     ],
 )

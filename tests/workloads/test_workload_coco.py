@@ -16,7 +16,7 @@ from rich.console import Console
 
 import echo_jax as ej
 from echo_jax import cli
-from echo_jax.config import load_config
+from echo_jax.config import RunSpec, load_config
 from echo_jax.data.detection import NmsSettings, default_boxes, encode_boxes
 from echo_jax.data.prepare import Settings, prepare_coco
 from echo_jax.data.sources import open_prepared, unpack
@@ -178,7 +178,7 @@ class Cheater(Task):
 def metrics_of(folder, *, devices=1, batch_size=4, **overrides):
     config = config_of(folder, batch_size=batch_size, mesh__data=devices, **overrides)
     workload = replace(build(config), task=Cheater())
-    compiled = compile_functions(config, workload)
+    compiled = compile_functions(RunSpec.of(config), workload)
     model = compiled.model(compiled.init(jax.random.key(0)))
     batches = workload.eval_batches()
     return evaluate(compiled, model, batches, evaluator=workload.evaluator())

@@ -14,7 +14,13 @@ from test_workload_coco import config_of as coco_config
 from test_workload_coco import folder as coco_folder  # noqa: F401
 
 import echo_jax as ej
-from echo_jax.config import check_config, import_config, load_config, packaged_configs
+from echo_jax.config import (
+    RunSpec,
+    check_config,
+    import_config,
+    load_config,
+    packaged_configs,
+)
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.runs import run_train
 from echo_jax.training.trainer import compile_functions
@@ -46,7 +52,7 @@ def trained(config, batches):
     """The losses of some updates, the programs compiled up to each, and the state."""
     # Another test may have compiled the programs of an equal task.
     jax.clear_caches()
-    functions = compile_functions(config, build(config))
+    functions = compile_functions(RunSpec.of(config), build(config))
     state, losses, counts = functions.init(functions.init_key), [], []
     with counted_compilations() as compiled:
         for batch in batches:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, plan_of_size
@@ -25,7 +25,7 @@ from echo_jax.workloads.base import Augment, Batch
 _AUGMENT_STREAM = 1 << 20
 
 
-def count_lanes(config: Config, mesh: Mesh, num_shards: int = 1, kept: int = 0) -> int:
+def count_lanes(config: RunSpec, mesh: Mesh, num_shards: int = 1, kept: int = 0) -> int:
     """Returns the lanes of a buffer; a resumed run keeps its number of lanes."""
     multiple = math.lcm(mesh.size, num_shards)
     lanes = kept or config.echo.lanes or multiple
@@ -71,7 +71,7 @@ class DeviceEchoFeed:
     def __init__(
         self,
         batches: JoinedBatches,
-        config: Config,
+        config: RunSpec,
         spec: AnySpec,
         *,
         mesh: Mesh,

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.batch import BatchSpec
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training.feeds.feed import Batching, Feed
 
@@ -15,7 +15,7 @@ from echo_jax.training.feeds.feed import Batching, Feed
 class GrowingFeed:
     """Hands out the parts of another feed's batches, one for each update."""
 
-    def __init__(self, feed: Feed, growth: BatchGrowth, *, groups: int):
+    def __init__(self, feed: Feed, growth: BatchSpec, *, groups: int):
         # The groups are the lanes or the data shards of this process. Each has as many
         # consecutive rows of a batch, and as many examples in a part.
         self._feed, self._growth, self._groups = feed, growth, groups

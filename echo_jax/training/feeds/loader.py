@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from echo_jax.config import Config
-from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.instrument.measure import time_calls
 from echo_jax.echo.spec import EchoSpec
@@ -37,7 +36,7 @@ class Loader:
 
 def measure_loader(
     workload: Workload,
-    config: Config,
+    config: RunSpec,
     *,
     shards: Sequence[DataShard] = (SINGLE,),
     most: int = QUICK_CALLS,
@@ -66,11 +65,11 @@ def measure_loader(
         )
     # The mean, because slow storage may come in bursts. The slowest process counts,
     # because the others wait for it. A part of a batch takes that part of the time.
-    parts = BatchGrowth.of(config).parts(0)
+    parts = config.batch.parts(0)
     return Loader(workload, max(all_gather(statistics.mean(up))) / parts, sample)
 
 
-def take_sample(workload: Workload, config: Config) -> Batch:
+def take_sample(workload: Workload, config: RunSpec) -> Batch:
     """Returns a batch of the data upstream of a run's feed; measures nothing."""
     watched = Watchdog()
     with (
@@ -81,7 +80,7 @@ def take_sample(workload: Workload, config: Config) -> Batch:
 
 
 def _upstream(
-    workload: Workload, config: Config, shards: Sequence[DataShard]
+    workload: Workload, config: RunSpec, shards: Sequence[DataShard]
 ) -> JoinedBatches:
     if config.echo.where == "device":
         return JoinedBatches([workload.fresh_dataset(shard) for shard in shards])
@@ -105,7 +104,7 @@ def data_ended(workload: Workload, when: str) -> ValueError:
     )
 
 
-def unechoed(config: Config) -> EchoSpec:
+def unechoed(config: RunSpec) -> EchoSpec:
     """Returns an echo of factor 1, to use instead of the config's echo."""
     is_of_batches = config.echo.after == "batch"
     return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)

@@ -1,6 +1,5 @@
 """Opens the feed that a config describes; shows all uses of its first examples."""
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -11,9 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from echo_jax.config import Config
-from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.echo import echo_spec, pattern_of
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.plans import make_plan
@@ -46,7 +43,7 @@ class _Update(NamedTuple):
 
 
 def first_uses(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     *,
     examples: int,
@@ -54,9 +51,8 @@ def first_uses(
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> list[list[Use]]:
     """Returns the uses of the first batch's first examples, without training."""
-    config = copy.deepcopy(config)
     # Small batches are parts of the whole ones, so whole ones show the same examples.
-    config.batch.boundaries = config.batch.factors = ()
+    config = config.changed({"batch.boundaries": (), "batch.factors": ()})
     # An adaptive echo repeats by time. Nothing but reading takes time here, so it
     # repeats as much as it may.
     mode, factor = config.echo.mode, math.ceil(config.echo.factor)
@@ -85,8 +81,10 @@ def first_uses(
     return found
 
 
-def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
-    with closing(JoinedBatches([workload.train_dataset(echo_spec(config))])) as batches:
+def _on_host(config: RunSpec, workload: Workload) -> Generator[_Update]:
+    with closing(
+        JoinedBatches([workload.train_dataset(config.echo.spec(config.batch_size))])
+    ) as batches:
         for batch in batches:
             index, repeat = (np.asarray(batch[x]) for x in ("fresh_index", "repeat"))
             # An echo after the batch repeats whole batches. Then the index is the
@@ -96,7 +94,7 @@ def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
             yield _Update(_untagged(batch), items, repeat)
 
 
-def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
+def _on_device(config: RunSpec, workload: Workload) -> Generator[_Update]:
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
     feed = open_feed(config, workload, mesh, sample=take_sample(workload, config))
     # Jitted, as in the program of an update.
@@ -115,15 +113,15 @@ def _untagged(batch: Batch) -> Batch:
     return {name: np.asarray(x) for name, x in batch.items() if name not in tags}
 
 
-def make_echo_spec(config: Config, *, shard: DataShard = SINGLE) -> AnySpec:
+def make_echo_spec(config: RunSpec, *, shard: DataShard = SINGLE) -> AnySpec:
     """Returns the echo of a config, with the decisions that a shard replays."""
     replay, log = config.echo.replay, None
-    if pattern := pattern_of(config):
+    if pattern := config.echo.pattern:
         decisions = itertools.cycle(decision == "1" for decision in pattern)
         log = DecisionLog(itertools.islice(decisions, config.updates))
     elif replay:
         log = _read_log(replay, shard)
-    return echo_spec(config, replay=log)
+    return config.echo.spec(config.batch_size, replay=log)
 
 
 def log_name(shard: int) -> str:
@@ -131,7 +129,7 @@ def log_name(shard: int) -> str:
     return f"tape-{shard}.json" if shard else "tape.json"
 
 
-def check_data(config: Config, workload: Workload) -> None:
+def check_data(config: RunSpec, workload: Workload) -> None:
     """Raises if a batch exceeds the data, or if a first example cannot be used."""
     known, wanted = workload.num_examples, config.batch_size
     if known is not None and wanted > known:
@@ -144,10 +142,10 @@ def check_data(config: Config, workload: Workload) -> None:
     workload.first_items()
 
 
-def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
+def check_echo(config: RunSpec, workload: Workload, mesh: Mesh) -> None:
     """Raises if the batch or the echo is impossible; allocates nothing."""
     spec = make_echo_spec(config)
-    parts = BatchGrowth.of(config).parts(0)
+    parts = config.batch.parts(0)
     on_device = config.echo.where == "device"
     ways = math.lcm(mesh.size, count_lanes(config, mesh) if on_device else 1)
     if config.batch_size % (parts * ways):
@@ -173,7 +171,7 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
 
 
 def open_feed(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     mesh: Mesh,
     *,
@@ -208,9 +206,9 @@ def open_feed(
             ]
         )
         feed = HostFeed(batches, mesh, sample=sample, shards=shards)
-    if growth := BatchGrowth.of(config):
+    if config.batch.boundaries:
         own_lanes = feed.num_lanes * len(shards) // shards[0].count
-        return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
+        return GrowingFeed(feed, config.batch, groups=own_lanes or len(shards))
     return feed
 
 

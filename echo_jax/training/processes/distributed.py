@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.terminal import ending
 from echo_jax.terminal.notes import Notes
@@ -42,7 +42,7 @@ _Arrays = TypeVar("_Arrays")
 
 
 @contextlib.contextmanager
-def connected(config: Config) -> Iterator[None]:
+def connected(config: RunSpec) -> Iterator[None]:
     """Connects the processes of a run; enter it before any use of a device."""
     _initialize(config)
     with peers.joined():
@@ -66,7 +66,7 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-def _initialize(config: Config) -> None:
+def _initialize(config: RunSpec) -> None:
     wanted = config.distributed
     given: dict[str, Any] = {}
     if wanted.coordinator:

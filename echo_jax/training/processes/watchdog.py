@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.terminal import ending
 from echo_jax.training.processes.interrupt import DataTimeoutError
 
@@ -92,7 +92,7 @@ class Watchdog:
         self._main: int | None = None
 
     @classmethod
-    def of_data(cls, config: Config, note: Callable[[str], Any]) -> Self:
+    def of_data(cls, config: RunSpec, note: Callable[[str], Any]) -> Self:
         """Returns a watchdog for a reader of data that has nothing to save."""
 
         def end(stalled: Stalled) -> DataTimeoutError:
@@ -245,7 +245,7 @@ class _Waiting:
 _EDGES = (_Waiting.__enter__.__code__, _Waiting.__exit__.__code__)
 
 
-def describe_data(config: Config) -> str:
+def describe_data(config: RunSpec) -> str:
     """Describes where the data of a run comes from, and which pipeline reads it."""
     data = config.data
     source = f"data.source={data.source}" if data.source else f"of {config.workload}"

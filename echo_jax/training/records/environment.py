@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import plain, read_if_whole, read_json, write_json
 from echo_jax.files.lock import FolderLock
@@ -93,7 +93,7 @@ def check_shared(workdir: RunPath) -> None:
         )
 
 
-def claim_workdir(workdir: RunPath, config: Config) -> None:
+def claim_workdir(workdir: RunPath, config: RunSpec) -> None:
     """Makes a run folder, and writes ``config.json`` into it."""
     new = _own_fields(config)
     if new != read_json(workdir / "config.json"):
@@ -102,7 +102,7 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
 
 
 def check_workdir(
-    workdir: RunPath, config: Config, metadata: Mapping[str, Any] | None = None
+    workdir: RunPath, config: RunSpec, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Raises if the folder holds a run of another config; its data may have moved."""
     old = read_json(workdir / "config.json", {})
@@ -172,7 +172,7 @@ def _facts(metadata: Any) -> Any:
     }
 
 
-def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
+def identity(config: RunSpec, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns hashes of the config and the data, equal for a resumed run."""
     hashes = [*_hashes(metadata)]
     # Data with a hash may move to another place.
@@ -181,7 +181,7 @@ def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_saved(
-    config: Config, metadata: Mapping[str, Any], update: int, host: Mapping[str, Any]
+    config: RunSpec, metadata: Mapping[str, Any], update: int, host: Mapping[str, Any]
 ) -> None:
     """Raises if a checkpoint is from another config or other data."""
     if update > config.updates:
@@ -213,7 +213,7 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def config_sha256(config: Config, *, without_source: bool = False) -> str:
+def config_sha256(config: RunSpec, *, without_source: bool = False) -> str:
     """Hashes the fields that a resumed run must share with its checkpoint."""
     fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
     if without_source:
@@ -221,7 +221,7 @@ def config_sha256(config: Config, *, without_source: bool = False) -> str:
     return sha256_of(fixed)
 
 
-def _own_fields(config: Config) -> dict[str, Any]:
+def _own_fields(config: RunSpec) -> dict[str, Any]:
     """Returns the fields that do not depend on where a run runs, as read from JSON."""
     own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
     own["data"] = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}

@@ -1,6 +1,7 @@
 """Loggers beside a run's own files: TensorBoard, Weights & Biases."""
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.training.processes.distributed import is_main_process
 
@@ -18,7 +19,7 @@ from echo_jax.training.processes.distributed import is_main_process
 class _TensorBoard:
     """Event files in ``WORKDIR/tensorboard``, written without TensorFlow."""
 
-    def __init__(self, workdir: RunPath, config: Config, resumed_from: int):
+    def __init__(self, workdir: RunPath, config: RunSpec, resumed_from: int):
         from tensorboardX import SummaryWriter
 
         folder = (workdir / "tensorboard").for_others()
@@ -30,7 +31,8 @@ class _TensorBoard:
             filename_suffix=f".{resumed_from:012}",
         )
         if not resumed_from:
-            self._writer.add_text("config", f"```\n{config.to_json(indent=1)}\n```")
+            text = json.dumps(config.to_dict(), indent=1)
+            self._writer.add_text("config", f"```\n{text}\n```")
 
     def scalars(self, update: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -51,7 +53,7 @@ class _TensorBoard:
 class _Wandb:
     """A run of Weights & Biases, online or offline, kept in ``WORKDIR/wandb``."""
 
-    def __init__(self, workdir: RunPath, config: Config, resumed_from: int):
+    def __init__(self, workdir: RunPath, config: RunSpec, resumed_from: int):
         import wandb
 
         # It may contain links to its own logs, but must not be a link itself.
@@ -132,7 +134,7 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
 
 
 def open_loggers(
-    config: Config, workdir: RunPath, resumed_from: int
+    config: RunSpec, workdir: RunPath, resumed_from: int
 ) -> list[_TensorBoard | _Wandb]:
     """Opens the loggers of ``config.log.to``; resumed_from is 0 at the start."""
     return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]

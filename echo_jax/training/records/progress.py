@@ -8,8 +8,7 @@ from typing import Any, Self
 from rich import progress
 from rich.console import Console
 
-from echo_jax.config import Config
-from echo_jax.config.echo import describe_echo
+from echo_jax.config.run import RunSpec
 from echo_jax.terminal.notes import Notes, silent_s
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.records.metrics import train_metrics
@@ -20,12 +19,12 @@ from echo_jax.workloads.base import Workload
 _LINE_EVERY_S = 10.0
 
 
-def _describe_splits(config: Config, workload: Workload) -> str:
+def _describe_splits(config: RunSpec, workload: Workload) -> str:
     data = config.data
-    trained = data.get("train_split", "train")
-    evaluated = data.get("eval_split", "validation")
+    trained = getattr(data, "train_split", "train")
+    evaluated = getattr(data, "eval_split", "validation")
     said = f"data: {data.source}, {workload.num_examples:,} examples of {trained}"
-    if data.get("train_examples"):
+    if getattr(data, "train_examples", 0):
         said += " (data.train_examples)"
     if left_out := workload.metadata.get("data", {}).get("left_out"):
         said += f"; {left_out} of the whole split"
@@ -69,12 +68,12 @@ class Progress(Notes):
         if self._bar:
             self._bar.stop()
 
-    def begins(self, config: Config, workload: Workload, model: str) -> None:
+    def begins(self, config: RunSpec, workload: Workload, model: str) -> None:
         """Prints the model, the data and the echo."""
         self.note(f"model: {model}")
         if None not in (workload.num_examples, workload.num_evaluated):
             self.note(_describe_splits(config, workload))
-        self.note(describe_echo(config))
+        self.note(str(config.echo))
 
     def resumes(self, restored: Restored) -> None:
         """Prints where the run resumes, and which checkpoints are damaged."""
@@ -141,7 +140,7 @@ class Progress(Notes):
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def show_run(config: Config, console: Console | None) -> Progress:
+def show_run(config: RunSpec, console: Console | None) -> Progress:
     """Returns the display of a run; one process shows it for all."""
     console = console if is_main_process() else Console(quiet=True)
     return Progress(console, total=config.updates)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import json_line, plain, read_line, write_json
 from echo_jax.training.processes.distributed import is_main_process
@@ -118,7 +118,7 @@ class RunLog:
 
     def __init__(
         self,
-        config: Config,
+        config: RunSpec,
         workload: Workload,
         workdir: RunPath,
         restored: Restored | None,

@@ -1,9 +1,10 @@
 """``summary.json``: the results of a run; ``diverged.json``: that it has diverged."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_if_whole, write_json
 from echo_jax.training.measure import Rates
@@ -16,9 +17,9 @@ DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int
 """The fields by which `is_finished` goes, and their types."""
 
 
-def describe_run(config: Config, workload: Workload) -> dict[str, Any]:
+def describe_run(config: RunSpec, workload: Workload) -> dict[str, Any]:
     """Returns the facts that are known of a run before it begins."""
-    storage = config.data.storage.to_dict()
+    storage = asdict(config.data.storage)
     return {
         "workload": workload.name,
         "metric": workload.metric,
@@ -33,7 +34,7 @@ def describe_run(config: Config, workload: Workload) -> dict[str, Any]:
 
 
 def make_summary(
-    config: Config,
+    config: RunSpec,
     workload: Workload,
     *,
     rows: Sequence[dict[str, Any]],
@@ -80,7 +81,7 @@ def make_summary(
     }
 
 
-def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
+def is_finished(summary: Mapping[str, Any], config: RunSpec) -> bool:
     """Whether a run already did all that a config asks for."""
     if summary["target"] != (config.target or None):
         return False
@@ -93,7 +94,7 @@ _DECIDES_DIVERGED = {"target": int | float | None, "update": int}
 
 
 def write_diverged(
-    workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
+    workdir: RunPath, config: RunSpec, workload: Workload, error: NonFiniteLossError
 ) -> None:
     """Records that a run diverged, so that a study does not train it again."""
     rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
@@ -101,7 +102,7 @@ def write_diverged(
     write_json(workdir / _DIVERGED, {**describe_run(config, workload), **facts})
 
 
-def read_diverged(workdir: RunPath, config: Config) -> int | None:
+def read_diverged(workdir: RunPath, config: RunSpec) -> int | None:
     """Returns the update at which a run diverges; None if it is not known."""
     found = read_if_whole(workdir / _DIVERGED, _DECIDES_DIVERGED)
     # A shorter run, or one to another target, may end before it diverges.

@@ -19,8 +19,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from echo_jax.config import Config
-from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.run import RunSpec
 from echo_jax.models.batch_norm import (
     merged_statistics,
     statistics_of_batch,
@@ -251,9 +250,9 @@ def mean_of_parts(x: jax.Array) -> jax.Array:
     return x.mean(axis=0) if _is_float(x) else x[-1]
 
 
-def examples_at_once(config: Config, mesh: Mesh) -> int:
+def examples_at_once(config: RunSpec, mesh: Mesh) -> int:
     """Returns the number of examples in the model's smallest training call."""
-    smallest = config.batch_size // BatchGrowth.of(config).parts(0)
+    smallest = config.batch_size // config.batch.parts(0)
     if _is_split_by_xla(config) and config.local.schedule == "none":
         return smallest
     share, micro = smallest // mesh.size, config.batch.micro
@@ -266,12 +265,12 @@ def examples_at_once(config: Config, mesh: Mesh) -> int:
     return share // micro
 
 
-def _is_split_by_xla(config: Config) -> bool:
+def _is_split_by_xla(config: RunSpec) -> bool:
     batch, reduce = config.batch, config.precision.reduce
     return batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
 
 
-def gradient_of(config: Config, mesh: Mesh) -> Gradient:
+def gradient_of(config: RunSpec, mesh: Mesh) -> Gradient:
     """Returns the function that computes a run's gradient of a batch."""
     batch, reduce = config.batch, config.precision.reduce
     averages = batch.norm != "last"

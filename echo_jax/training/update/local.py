@@ -20,9 +20,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.config import Config
-from echo_jax.config.echo import fetch_schedule
-from echo_jax.config.local import meeting_schedule
+from echo_jax.config.run import RunSpec
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_fetches
 from echo_jax.models.batch_norm import map_norms, merged_statistics
@@ -80,7 +78,7 @@ class LocalUpdates:
     outer: str = "mean"
 
     @classmethod
-    def from_config(cls, config: Config, mesh: Mesh) -> "LocalUpdates | None":
+    def from_config(cls, config: RunSpec, mesh: Mesh) -> "LocalUpdates | None":
         """Returns the local updates of a config; None if it has none."""
         if config.local.schedule == "none":
             return None
@@ -112,7 +110,7 @@ class LocalUpdates:
         """The sharding of reports, whose leading axis is the replicas."""
         return batch_sharding(self.mesh)
 
-    def run(self, inputs: Any, config: Config) -> LocalRun:
+    def run(self, inputs: Any, config: RunSpec) -> LocalRun:
         outer = config.local.outer_lr, config.local.outer_momentum
         return LocalRun(inputs, jnp.asarray(outer, jnp.float32))
 
@@ -210,7 +208,7 @@ def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:
 class Meetings:
     """Decides after which updates of a run the replicas synchronise."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: RunSpec):
         self._config = config
         self._first, self._decided = 0, np.zeros(0, bool)
 
@@ -232,7 +230,12 @@ class Meetings:
         if local.schedule == "every":
             return must | ((updates + 1 - local.start_after) % local.every == 0)
         if local.schedule == "fetch":
-            fetch, seed = fetch_schedule(self._config), self._config.echo.seed
+            fetch, seed = self._config.echo.fetch.loads, self._config.echo.seed
             return must | decide_fetches(fetch, seed, updates)
         random = mix(sequence(self._config.seed, _MEETINGS), updates) >> np.uint64(32)
-        return must | (random < meeting_schedule(self._config).threshold(updates))
+        return must | (
+            random
+            < self._config.local.meeting_schedule(self._config.updates).threshold(
+                updates
+            )
+        )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from echo_jax.config import Config
+from echo_jax.config.run import RunSpec
 
 # So many skipped updates in a row end a run.
 _MOST_IN_A_ROW = 20
@@ -28,7 +28,7 @@ class Precision:
     loss_scale: str = "none"  # none | static | dynamic
 
     @classmethod
-    def from_config(cls, config: Config) -> "Precision":
+    def from_config(cls, config: RunSpec) -> "Precision":
         return cls(config.precision.params, config.precision.loss_scale)
 
 
@@ -60,7 +60,7 @@ class ScaleReport(NamedTuple):
 
 # One array, because a call of a compiled function takes 0.2 us for each. A static scale
 # has the minimum 0, so it does not fail for being small.
-def scale_numbers(config: Config) -> jax.Array | None:
+def scale_numbers(config: RunSpec) -> jax.Array | None:
     """Returns the first scale, its growth interval and its minimum, float32[3]."""
     precision = config.precision
     if precision.loss_scale == "none":

@@ -27,14 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from echo_jax.config import Config
-from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.optimizer import (
-    OWN_OPTIMIZERS,
-    SLOW_START_ENDS,
-    optax_factory,
-    optax_schedule,
-)
+from echo_jax.config.batch import BatchSpec
+from echo_jax.config.optim import OWN_OPTIMIZERS, SLOW_START_ENDS
+from echo_jax.config.optimizer import optax_factory, optax_schedule
+from echo_jax.config.run import RunSpec
 
 Mask = Callable[[Any], Any]
 """Gives for parameters a tree of which are matrices: adapted, and decayed."""
@@ -145,7 +141,7 @@ Numbers = dict[str, jax.Array]
 ``fractions`` is ``float32[M]``."""
 
 
-def schedule_numbers(config: Config) -> dict[str, Any]:
+def schedule_numbers(config: RunSpec) -> dict[str, Any]:
     """Returns the numbers of a config that `learning_rate` needs, by name."""
     optim = config.optim
     length = optim.decay_updates or config.updates
@@ -231,7 +227,7 @@ _FLOATS += ("momentum", "peak_momentum", "b1", "b2", "eps", "weight_decay", "cli
 _FLOATS += ("trust_coefficient", "trust_clip")
 _INTEGERS = ("warmup_updates", "decay_updates", "cycle_updates", "cooldown_updates")
 _INTEGERS += ("transition_updates",)
-_CONSTANT = BatchGrowth()
+_CONSTANT = BatchSpec()
 _WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
 
 
@@ -253,7 +249,7 @@ class Hyperparams(NamedTuple):
         }
 
 
-def hyperparams(config: Config) -> Hyperparams:
+def hyperparams(config: RunSpec) -> Hyperparams:
     """Returns the numbers of a config that are inputs of the compiled step."""
     optim = config.optim
     scaled = {name: optim[name] for name in ("b1", "b2", "eps")}
@@ -263,7 +259,7 @@ def hyperparams(config: Config) -> Hyperparams:
         ratio = config.batch_size / optim.reference_batch
         scaled |= {name: 1 - ratio * (1 - scaled[name]) for name in ("b1", "b2")}
         scaled["eps"] /= math.sqrt(ratio)
-    numbers = {**optim, **schedule_numbers(config), **scaled}
+    numbers = {**optim.to_dict(), **schedule_numbers(config), **scaled}
     return Hyperparams(
         jnp.asarray([numbers[name] for name in _FLOATS], jnp.float32),
         jnp.asarray([numbers[name] for name in _INTEGERS], jnp.int32),
@@ -293,12 +289,12 @@ class Optimizer:
     has_momentum: bool
     has_decay: bool  # Whether SGD adds decayed parameters to the gradient (L2).
     clips: bool
-    growth: BatchGrowth  # The growth of the batch that the learning rate follows.
+    growth: BatchSpec  # The growth of the batch that the learning rate follows.
     # How many updates after its own a gradient is applied, as in asynchronous SGD.
     staleness: int
 
     @classmethod
-    def from_config(cls, config: Config) -> "Optimizer":
+    def from_config(cls, config: RunSpec) -> "Optimizer":
         optim = config.optim
         name, is_own = optim.name, optim.name in OWN_OPTIMIZERS
         has_momentum = name in _WITH_MOMENTUM and optim.momentum > 0
@@ -313,7 +309,7 @@ class Optimizer:
             has_momentum=has_momentum,
             has_decay=name in ("sgd", "rmsprop_warmup") and optim.weight_decay > 0,
             clips=optim.clip_norm > 0,
-            growth=BatchGrowth.of(config) if optim.scale == "linear" else _CONSTANT,
+            growth=config.batch if optim.scale == "linear" else _CONSTANT,
             staleness=config.local.staleness,
         )
 

@@ -1,0 +1,187 @@
+"""Groups of config fields: frozen dataclasses, whose types bound their values.
+
+The type of a field says which values it may have, and the comment behind it, or above
+it, what it is:
+
+    lr: Positive = 1e-3  # peak learning rate
+    scale: Literal["none", "linear"] = "none"  # its growth with the batch size
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import math
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+
+_FIELD = re.compile(r"    (\w+): ")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """At least `least`, or above it, and below `below`."""
+
+    least: float
+    below: float = math.inf
+    is_above: bool = False
+
+    def rule(self, value: Any) -> str:
+        """Returns the rule that a value breaks, or ""."""
+        if self.is_above and not self.least < value < math.inf:
+            return f"must be above {self.least:g}"
+        if not self.least <= value < math.inf:
+            return f"must be at least {self.least}"
+        return "" if value < self.below else f"must be below {self.below}"
+
+
+Natural = Annotated[int, Bounds(0)]
+Count = Annotated[int, Bounds(1)]
+Amount = Annotated[float, Bounds(0.0)]
+Positive = Annotated[float, Bounds(0.0, is_above=True)]
+Momentum = Annotated[float, Bounds(0.0, below=1.0)]
+# The type of numbers in a computation.
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class Group:
+    """A group of fields; it checks its own values when it is made."""
+
+    def __post_init__(self):
+        for name, kind in _kinds(type(self)).items():
+            value = getattr(self, name)
+            for bounds in getattr(kind, "__metadata__", ()):
+                if rule := bounds.rule(value):
+                    fix = bounds.least
+                    if bounds.is_above:
+                        fix = getattr(type(self), name)
+                    self.refuse(name, rule, fix)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                known = get_args(kind)
+                self.refuse(name, f"must be one of {', '.join(known)}", known[0])
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def refuse(self, name: str, rule: str, fix: Any) -> None:
+        """Raises the ValueError of a field, by its dotted name, that breaks a rule."""
+        value = field_of(self, name)
+        raise ValueError(f"{name}={value!r} {rule}; set {name}={fix}")
+
+    def changed(self, fields: Mapping[str, Any]) -> Self:
+        """Returns the group with other values, by their dotted names."""
+        own: dict[str, Any] = {}
+        inner: dict[str, dict[str, Any]] = {}
+        for name, value in fields.items():
+            first, _, rest = name.partition(".")
+            if rest:
+                inner.setdefault(first, {})[rest] = value
+            else:
+                own[first] = value
+        for name, values in inner.items():
+            with named(f"{name}."):
+                own[name] = self[name].changed(values)
+        return dataclasses.replace(self, **own)  # pyright: ignore[reportArgumentType]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as a nested dict."""
+        return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+
+
+def defaults_of(group: type) -> dict[str, Any]:
+    """Returns the default of every field of a group, as a nested dict."""
+    found = {}
+    for name in _kinds(group):
+        default = _default(group, name)
+        is_group = dataclasses.is_dataclass(default)
+        found[name] = defaults_of(type(default)) if is_group else default
+    return found
+
+
+def made(group: type, values: Mapping[str, Any]) -> Any:
+    """Makes a group of nested values; refuses an unknown field."""
+    own, known = {}, _kinds(group)
+    for name, value in values.items():
+        if name not in known:
+            fix = f"remove it, or use one of {', '.join(known)}"
+            raise ValueError(f"{name}={value!r} is no field; {fix}")
+        kind = type(_default(group, name))
+        own[name] = value
+        if dataclasses.is_dataclass(kind) and not dataclasses.is_dataclass(value):
+            with named(f"{name}."):
+                own[name] = made(kind, value)
+    return group(**own)
+
+
+@contextlib.contextmanager
+def named(group: str) -> Iterator[None]:
+    """Puts a group, such as ``"optim."``, before the field of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        is_field = re.match(r"[\w.]+(=| must |: )", str(error))
+        flag = "--config." if group == "config." else group
+        text = re.sub(r"(set|Use) ([\w.]+=)", rf"\1 {flag}\2", str(error))
+        before = group if is_field else f"{group.rstrip('.')}: "
+        raise ValueError(before + text) from error
+
+
+def field_of(config: Any, field: str) -> Any:
+    """Returns the value of a field of a config or group by its dotted name."""
+    for name in field.split("."):
+        is_dict = isinstance(config, Mapping)
+        config = config[name] if is_dict else getattr(config, name)
+    return config
+
+
+def _default(group: type, name: str) -> Any:
+    field = {each.name: each for each in dataclasses.fields(group)}[name]
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+@functools.cache
+def _kinds(group: type) -> dict[str, Any]:
+    hints = get_type_hints(group, include_extras=True)
+    own = (field.name for field in dataclasses.fields(group) if field.init)
+    return {name: hints[name] for name in own}
+
+
+def described(group: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the dotted name and the description of every field of a group."""
+    about = {}
+    for each in reversed(group.__mro__):
+        if dataclasses.is_dataclass(each):
+            about |= _comments(inspect.getsource(each))
+    for name, kind in _kinds(group).items():
+        said = about.get(name, "")
+        if get_origin(kind) is Literal and " | " not in said:
+            said = f"{' | '.join(get_args(kind))}{said and f': {said}'}"
+        yield f"{prefix}{name}", said
+        kind = type(_default(group, name))
+        if dataclasses.is_dataclass(kind):
+            yield from described(kind, f"{prefix}{name}.")
+
+
+def _comments(source: str) -> dict[str, str]:
+    """Returns the comment behind each field of a class, or in the lines above it."""
+    comments = {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines, found = source.split("\n"), {}
+    for number, line in enumerate(lines, start=1):
+        if not (field := _FIELD.match(line)):
+            continue
+        said = [comments[number]] if number in comments else []
+        above = number - 1
+        while above in comments and lines[above - 1].strip().startswith("#"):
+            said.insert(0, comments[above])
+            above -= 1
+        found[field[1]] = " ".join(said)
+    return found
