@@ -60,6 +60,7 @@ VARIANTS = {
     "sweeps/lm_echo_factor": ["4096", "tiny"],
     "sweeps/lm_seconds": ["2", "8", "tiny"],
     "sweeps/s10_heat": ["tiny"],
+    "sweeps/s9_photographs": ["tiny"],
     "sweeps/s10_seconds": ["fed", "tiny"],
     "sweeps/s1_placement": ["cifar", "tiny"],
     "sweeps/s2_factor": ["8", "128", "decay", "tiny"],
@@ -71,7 +72,7 @@ VARIANTS = {
     "sweeps/s8_large_batch": ["tiny"],
 }
 # What the configs import.
-NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}
+NO_CONFIGS = {"echo_variants", "sweeps/rotations", "sweeps/sweep_parts"}
 NAMES = [
     name
     for file, variants in VARIANTS.items()
