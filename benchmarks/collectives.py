@@ -30,7 +30,7 @@ from echo_jax.training.processes.sharding import (
     param_shardings,
     replicated,
 )
-from echo_jax.training.trainer import init_state, run_inputs, train_step
+from echo_jax.training.step import init_state, run_inputs, train_step
 from echo_jax.training.update.gradients import gradient_of
 from echo_jax.training.update.loss_scale import Precision
 from echo_jax.training.update.optim import Optimizer

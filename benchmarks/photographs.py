@@ -18,11 +18,11 @@ from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
 from echo_jax.config.run import RunSpec
 from echo_jax.data.prepare import Settings, prepare_images
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.loader import measure_loader
 from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.measure import held_feed, measure_step
-from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
 _CORES = (16, 2)
@@ -61,7 +61,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         cores = len(allowed)
     config = RunSpec.of(_config(source, cores, small))
     workload = build(config)
-    compiled = compile_functions(config, workload)
+    compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
     loader = measure_loader(workload, config)
     with closing(held_feed(compiled, config, loader)) as feed:

@@ -17,9 +17,9 @@ import echo_jax as ej
 from echo_jax import workloads
 from echo_jax.config import RunSpec, load_with_flags
 from echo_jax.echo.instrument.measure import BoundedSteps, time_in_turns
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import unechoed
-from echo_jax.training.trainer import compile_functions
 
 _FACTORS, _FITTED = (1, 2, 3, 4, 6), (1, 2, 3, 4)
 
@@ -28,7 +28,7 @@ def main(name: str, *flags: str) -> None:
     """Measures a config in turns, and prints a line for each factor."""
     config = RunSpec.of(load_with_flags(name, flags))
     workload = workloads.build(config)
-    compiled = compile_functions(config, workload)
+    compiled = CompiledFunctions(config, workload)
     states = [compiled.init(compiled.init_key)]
 
     def step(batch: Any) -> Any:

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.harness import Result
 from echo_jax.config import load_config
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.trainer import train
+from echo_jax.training.loop import train
 from echo_jax.workloads import build
 
 _CONFIG = Path(__file__).parent.parent / "configs" / "lm.py"

@@ -41,8 +41,8 @@ from benchmarks.simulation import (
 from echo_jax.cli.command_end import path_argument
 from echo_jax.config import Config, load_config
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
+from echo_jax.training.loop import train
 from echo_jax.training.processes.distributed import broadcast_from_first, connected
-from echo_jax.training.trainer import train
 from echo_jax.workloads import Workload, build
 
 _HOSTS, _RATIO, _PREFETCH, _CAP, _BUFFER = 2, 2.0, 2, 4, 128

@@ -16,11 +16,11 @@ from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.terminal.notes import Notes
 from echo_jax.training.feeds.of_config import check_data, check_echo
+from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import calibrate
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.sharding import idle_on_one_device, make_mesh
 from echo_jax.training.records.summary import read_diverged, write_diverged
-from echo_jax.training.trainer import train_checked
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload

@@ -31,12 +31,12 @@ from echo_jax.inference.examples import write_examples
 from echo_jax.searches.making import num_missing, refuse_other_falsifiers
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes
+from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import probe_config
 from echo_jax.training.processes import distributed, peers
 from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
-from echo_jax.training.trainer import train_checked
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 

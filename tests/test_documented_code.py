@@ -237,7 +237,7 @@ SHOWN = {
         "data.prepare.coco",
         *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
         *("data.sources.source", "inference.evaluate", "inference.export"),
-        *("inference.run", "runs", "training.trainer"),
+        *("inference.run", "runs", "training.loop"),
     )
 }
 # Whole networks, run one operation at a time.

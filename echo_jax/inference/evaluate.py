@@ -14,10 +14,10 @@ from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import refuse_code
 from echo_jax.data.prepare.archives import nfc
 from echo_jax.inference.run import TrainedRun, class_names
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate, with_recomputed_statistics
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.saving.model import Model
-from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import Batch, Workload, build
 
 
@@ -82,7 +82,7 @@ def evaluate_run(
       0.8712
     """
     config, workload = open_evaluation(run, source, split, max_examples)
-    compiled = compile_functions(config, workload)
+    compiled = CompiledFunctions(config, workload)
     model: Any = Model.of(run.variables)
     with Watchdog.of_data(config, note) as watchdog:
         if config.batch.norm == "recompute":

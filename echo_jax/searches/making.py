@@ -33,8 +33,8 @@ from echo_jax.searches.trials import (
 )
 from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.runs import read_run
+from echo_jax.training.loop import train_checked
 from echo_jax.training.records.environment import is_same_data
-from echo_jax.training.trainer import train_checked
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 

@@ -1,7 +1,6 @@
 """The compiled functions of a run, shared by runs that compute the same.
 
-`echo_jax.training.trainer` passes in the functions to compile. Here a state is any
-pytree with ``params``, ``model_state`` and ``opt_state``. A report is any pytree.
+An update is `training.step.train_step`, on replicas within `LocalUpdates.step`.
 """
 
 import functools
@@ -23,6 +22,7 @@ from echo_jax.training.processes.sharding import (
     replicated,
 )
 from echo_jax.training.saving.model import Model
+from echo_jax.training.step import init_state, run_inputs, train_step
 from echo_jax.training.update.gradients import (
     Gradient,
     gradient_of,
@@ -49,6 +49,7 @@ class CompiledFunctions:
     Attributes:
       local: Updates and synchronises replicas; None without local updates.
       init: ``(key, taken={}) -> state``; variables in ``taken`` are not drawn.
+      abstract_state, variables: Shapes of a state, and of the task's variables.
       model: ``(state) -> model``, the model to evaluate.
       evaluate: ``(model, batch) -> ({metric: (sum, count)}, predictions)``, on every
         device; the predictions are ``{}`` if the workload has no evaluator.
@@ -56,24 +57,16 @@ class CompiledFunctions:
         one batch, which must have no tags.
       merge: ``([model_state]) -> model_state`` over all the batches.
       copy: ``(state) -> state`` in new memory, which may be donated.
+      is_finite: ``(state) -> bool[]``.
     """
 
-    def __init__(
-        self,
-        config: RunSpec,
-        workload: Workload,
-        run_inputs: Callable[[RunSpec, jax.Array], Any],
-        init_state: Callable[..., Any],
-        train_step: Callable[..., tuple[Any, Any]],
-    ):
+    def __init__(self, config: RunSpec, workload: Workload):
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
         optimizer = Optimizer.from_config(config)
         self.local = local = LocalUpdates.from_config(config, self.mesh)
         device = self.mesh.devices.flat[0]
         self.xla_options = xla_options(config, device.platform, device.device_kind)
-        self._shared = _share(
-            init_state,
-            train_step,
+        shared = _share(
             workload.task,
             optimizer,
             Precision.from_config(config),
@@ -83,6 +76,11 @@ class CompiledFunctions:
             local,
             workload.evaluator is not None,
         )
+        self.abstract_state, self.variables = shared.abstract_state, shared.variables
+        self.init, self.model, self.copy = shared.init, shared.model, shared.copy
+        self.evaluate, self.is_finite = shared.evaluate, shared.is_finite
+        self.statistics, self.merge = shared.statistics, shared.merge
+        self._program = shared.program
 
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
@@ -95,12 +93,9 @@ class CompiledFunctions:
         self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
         self.run = replicate(make_run, on_all_devices)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared, name)
-
     def program(self, batching: Batching, *, meets: bool = False) -> Any:
         """Returns the jitted ``(state, arrays, inputs, run) -> (state, report)``."""
-        return self._shared.program(batching, meets)
+        return self._program(batching, meets)
 
     def step(
         self, state: Any, feed: Feed, inputs: Any, *, meets: bool = False
@@ -131,8 +126,6 @@ class CompiledFunctions:
 class _Shared:
     def __init__(
         self,
-        init_state: Callable[..., Any],
-        train_step: Callable[..., tuple[Any, Any]],
         task: Task,
         optimizer: Optimizer,
         precision: Precision,

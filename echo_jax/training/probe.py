@@ -8,11 +8,11 @@ from typing import Any
 from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.advice import OptionNames, ProbeReport
 from echo_jax.echo.instrument.measure import probe
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import measure_loader, unechoed
 from echo_jax.training.measure import Rates, held_feed, measure_step
 from echo_jax.training.processes.watchdog import Watchdog
-from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Batch, Workload
 
 # The maximum number of batches, and of steps; two seconds of each at most.
@@ -26,7 +26,7 @@ def calibrate(
     note: Callable[[str], Any] = lambda line: None,
 ) -> Rates:
     """Measures the rates of a config on this machine, without training."""
-    compiled = compile_functions(config, workload)
+    compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
     with Watchdog.of_data(config, note) as watchdog:
         loader = measure_loader(workload, config, most=_MOST_CALLS, watchdog=watchdog)
@@ -45,7 +45,7 @@ def probe_config(
     flag: str = "--config",
 ) -> ProbeReport:
     """Probes the trainer of a config without an echo; its advice names fields."""
-    compiled = compile_functions(config, workload)
+    compiled = CompiledFunctions(config, workload)
     part_done = 0.0
 
     def show(what: str, done: float | None = None) -> None:

@@ -1,12 +1,263 @@
-"""What an extended run says about its schedules."""
+"""The start of a run: what it refuses, restores, measures and writes before it trains.
 
-from echo_jax.config.applies import CHANGING
+`check_start` refuses what cannot run, before anything is written. `start` returns what
+the loop needs.
+"""
+
+import contextlib
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from rich.console import Console
+
+from echo_jax.config.local import CHANGING
 from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import RunPath
-from echo_jax.files.json_files import read_json
+from echo_jax.files.json_files import read_if_whole, read_json
+from echo_jax.training.clock import Clock
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.evaluation import check_branches, check_norm
+from echo_jax.training.feeds.feed import Feed
+from echo_jax.training.feeds.of_config import check_data, check_echo
+from echo_jax.training.measure import Rates, decide
+from echo_jax.training.processes import peers
+from echo_jax.training.processes.distributed import (
+    call_with_host_arrays,
+    is_main_process,
+)
+from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
+from echo_jax.training.processes.sharding import idle_on_one_device
+from echo_jax.training.processes.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.training.records.environment import (
+    check_replicas,
+    check_saved,
+    check_shared,
+    claim_workdir,
+    describe_environment,
+)
+from echo_jax.training.records.loggers import check_loggers
+from echo_jax.training.records.metrics import Totals
+from echo_jax.training.records.progress import Progress, show_run
+from echo_jax.training.records.runfiles import RunLog, write_json_once
+from echo_jax.training.saving.checkpoint import Checkpoints
+from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
+from echo_jax.training.saving.saved_model import WarmStart, warm_start
+from echo_jax.training.step import TrainState
+from echo_jax.training.xla import UpdateFlops, count_flops, sent_bytes
+from echo_jax.workloads.base import Workload
 
 # They end with the run, unless the config sets their end.
 _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
+
+
+@dataclass
+class Started:
+    """What the loop of a run needs."""
+
+    state: TrainState
+    totals: Totals
+    progress: Progress
+    clock: Clock
+    checkpoints: Checkpoints
+    watchdog: Watchdog
+    feed: Feed
+    rates: Rates
+    log: RunLog
+    flops: UpdateFlops
+    # What an update sends, without and with a meeting of replicas.
+    bytes_sent: dict[bool, int]
+
+
+def check_start(
+    config: RunSpec, workload: Workload, compiled: CompiledFunctions, workdir: RunPath
+) -> None:
+    """Refuses an impossible run; writes nothing."""
+    check_echo(config, workload, compiled.mesh)
+    check_data(config, workload)
+    check_norm(config, compiled, workload)
+    check_branches(config, workload)
+    check_loggers(config.log.to, workdir)
+    if compiled.local and is_main_process():
+        check_replicas(workdir, compiled.mesh.size)
+
+
+def start(
+    config: RunSpec,
+    workload: Workload,
+    workdir: RunPath,
+    compiled: CompiledFunctions,
+    console: Console | None,
+    stack: ExitStack,
+) -> Started:
+    """Restores or begins a run, measures it, and writes what the run folder says of it.
+
+    The caller's `stack` closes what it opens.
+    """
+    clock, progress = Clock(), stack.enter_context(show_run(config, console))
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints)
+    stack.callback(_close, checkpoints, progress)
+    with progress.slow("looking for a checkpoint, and reading it"):
+        restored = checkpoints.restore_newest(compiled.abstract_state)
+    before, warm = restored.host if restored else None, None
+    if restored:
+        check_saved(config, workload.metadata, restored.update, restored.host)
+        progress.resumes(restored)
+        state = restored.state
+    else:
+        state, warm = _first_state(config, workload, workdir, compiled, progress)
+    totals = Totals.resumed(before["totals"] if before else [])
+    watchdog = Watchdog(
+        describe_data(config),
+        timeout_s=config.data.timeout_s,
+        is_shared=jax.process_count() > 1,
+        note=peers.here().shared_note(progress.note),
+        end=partial(
+            unsaved_end,
+            totals.updates,
+            "nothing was trained yet",
+            checkpoints,
+            progress.note,
+        ),
+    )
+    stack.enter_context(watchdog)
+    peers.here().when_stop_asked(partial(watchdog.stop, signal.SIGTERM))
+    # A resumed run keeps the decisions of its checkpoint.
+    with progress.slow("compiling the update, and measuring it"):
+        decided = decide(
+            config,
+            workload,
+            compiled,
+            state,
+            before=before,
+            watchdog=watchdog,
+            note=progress.note,
+        )
+    feed = decided.feed
+    stack.enter_context(watchdog.closing(feed))
+    if before:
+        what = "the items in use, to be read again"
+        with progress.slow(f"waiting for {what}"), watchdog.waiting(what):
+            feed.set_state([before["data"][shard.index] for shard in decided.shards])
+        clock.add(before["clock"])
+    log = RunLog(config, workload, workdir, restored, progress)
+    stack.callback(log.close)
+    if not restored:
+        log.examples(decided.sample)
+    trace = partial(compiled.trace, state, feed)
+    flops = count_flops(trace(), compiled.mesh)
+    if config.batch.boundaries:
+        flops = UpdateFlops(None, None)  # They differ by update.
+    # This compiles the programs that were not measured.
+    with progress.slow("compiling what the update sends"):
+        bytes_sent = {
+            meets: sent_bytes(trace(meets=meets).lower().compile())
+            for meets in ([False, True] if compiled.local else [False])
+        }
+    _write_facts(config, workload, workdir, compiled, totals, warm, progress)
+    return Started(
+        state,
+        totals,
+        progress,
+        clock,
+        checkpoints,
+        watchdog,
+        feed,
+        decided.rates,
+        log,
+        flops,
+        bytes_sent,
+    )
+
+
+def _first_state(
+    config: RunSpec,
+    workload: Workload,
+    workdir: RunPath,
+    compiled: CompiledFunctions,
+    progress: Progress,
+) -> tuple[TrainState, WarmStart | None]:
+    """Returns the state before the first update, and what it took from another run."""
+    # Printed before anything is compiled.
+    size = size_of(compiled.variables["params"])
+    progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
+    if compiled.local:
+        each = f"{compiled.mesh.size} replicas, one on each device"
+        progress.note(each.replace("1 replicas", "1 replica"))
+    if idle := idle_on_one_device(config, compiled.mesh):
+        progress.note(idle)
+    if is_main_process():
+        write_table(workdir, workload.task)
+    with progress.slow("initialising the model"):
+        warm, taken = None, {}
+        if config.init_from:
+            warm = warm_start(config.init_from, compiled.variables)
+            taken = warm.taken
+            progress.note(str(warm))
+        return call_with_host_arrays(compiled.init, compiled.init_key, taken), warm
+
+
+def _write_facts(
+    config: RunSpec,
+    workload: Workload,
+    workdir: RunPath,
+    compiled: CompiledFunctions,
+    totals: Totals,
+    warm: WarmStart | None,
+    progress: Progress,
+) -> None:
+    """Writes the config, the task and the environment of a run that can begin."""
+    before = read_if_whole(workdir / "environment.json") or {}
+    environment = describe_environment(workload.metadata)
+    environment["xla_options"] = dict(compiled.xla_options)
+    if compiled.local:
+        environment["replicas"] = compiled.mesh.size
+    # A start that fails before this line leaves the config that the folder had.
+    moved = moved_by_updates(workdir, config)
+    if is_main_process():
+        claim_workdir(workdir, config)
+        write_task(workdir, workload)
+    check_shared(workdir)
+    if warm:
+        environment["init_from"] = warm.report()
+    elif "init_from" in before and totals.updates:
+        environment["init_from"] = before["init_from"]
+    write_json_once(workdir / "environment.json", environment)
+    if totals.updates and moved:
+        progress.note(moved)
+
+
+def unsaved_end(
+    updates: int,
+    unsaved: str,
+    checkpoints: Checkpoints,
+    note: Callable[[str], None],
+    stalled: Stalled,
+) -> Interrupted | DataTimeoutError:
+    """Returns the error that ends a run in a wait; `unsaved`: why it is not saved."""
+    with contextlib.suppress(OSError):  # The terminal may be closed.
+        note(f"gives up waiting {stalled.what}")
+    if unsaved and (saved := checkpoints.latest()) is not None:
+        lost = updates - saved
+        stands = "stands" if checkpoints.settle() else "was not whole yet"
+        unsaved += f"; the last checkpoint, of update {saved}, {stands}"
+        unsaved += f", and {lost} updates are lost" if lost else ""
+    if stalled.signum:
+        if name := peers.here().name:
+            unsaved = f"{name} waited {stalled.what}, and {unsaved}"
+        error = Interrupted(updates, stalled.signum, unsaved=unsaved)
+    else:
+        error = DataTimeoutError(stalled.what, updates, unsaved=unsaved)
+    peers.here().tell(error.exit_code, str(error))
+    return error
+
+
+def _close(checkpoints: Checkpoints, progress: Progress) -> None:
+    with progress.slow("writing the last checkpoint"):
+        checkpoints.close()
 
 
 def moved_by_updates(workdir: RunPath, config: RunSpec) -> str:

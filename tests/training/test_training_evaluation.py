@@ -10,7 +10,7 @@ from tiny_workload import Regression, make_workload, run, tiny_config
 from echo_jax.config import RunSpec
 from echo_jax.data.pipeline import eval_batches
 from echo_jax.training import evaluate
-from echo_jax.training.trainer import compile_functions
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.workloads import Task
 
 WEIGHT = 3.0
@@ -40,7 +40,7 @@ def decode(record):
 @pytest.fixture(scope="module", params=[1, 8], ids="{} devices".format)
 def functions(request):
     config = tiny_config(mesh__data=request.param)
-    compiled = compile_functions(
+    compiled = CompiledFunctions(
         RunSpec.of(config), make_workload(config, task=Logarithms())
     )
     return compiled, compiled.model(compiled.init(compiled.init_key))
@@ -92,7 +92,7 @@ class Median:
 def test_an_evaluator_is_given_every_batch_in_order_once(devices):
     config = tiny_config(mesh__data=devices)
     workload = replace(make_workload(config, task=Predicting()), evaluator=Median)
-    compiled = compile_functions(RunSpec.of(config), workload)
+    compiled = CompiledFunctions(RunSpec.of(config), workload)
     model = compiled.model(compiled.init(compiled.init_key))
     evaluator = Median()
     found = evaluate(compiled, model, workload.eval_batches(), evaluator=evaluator)

@@ -24,8 +24,8 @@ from tiny_workload import (
 
 from echo_jax.config import RunSpec
 from echo_jax.models import GhostBatchNorm, normalise
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.processes import make_mesh
-from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import SplitGradient, gradient_noise_scale, whole_gradient
 from echo_jax.training.xla import collectives
 from echo_jax.workloads import Task
@@ -109,7 +109,7 @@ def test_a_row_has_the_norm_and_the_noise_of_the_gradients_since_the_last_one():
     """The norm before gradients are clipped; the noise is a ratio of averages."""
     options = {"log_every": 2, "optim__clip_norm": 1e-3, "optim__name": "sgd"}
     config = tiny_config(**options, optim__lr=1.0, batch__micro=2)
-    compiled = compile_functions(
+    compiled = CompiledFunctions(
         RunSpec.of(config), make_workload(config, task=Plain())
     )
     state, squares, noises = compiled.init(compiled.init_key), [], []
@@ -219,7 +219,7 @@ def far_apart():
 
 def stepped(config, task):
     """The batch statistics before and after the second update on `far_apart`."""
-    compiled = compile_functions(RunSpec.of(config), make_workload(config, task=task))
+    compiled = CompiledFunctions(RunSpec.of(config), make_workload(config, task=task))
     state, found = compiled.init(compiled.init_key), []
     batch = far_apart() | {"repeat": np.zeros(16, np.int32)}
     for _ in range(2):

@@ -26,8 +26,8 @@ from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import outputs_of
 from echo_jax.files import seal, unseal
 from echo_jax.training import NonFiniteLossError
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds import HostBatching, stacked
-from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import Meetings, Optimizer, hyperparams
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
@@ -46,7 +46,7 @@ class Updates:
         config = tiny_config(**overrides)
         check_config(config)
         workload = make_workload(config, task=task or Plain())
-        self.compiled = compile_functions(RunSpec.of(config), workload)
+        self.compiled = CompiledFunctions(RunSpec.of(config), workload)
         self.state: Any = self.compiled.init(self.compiled.init_key)
         self._rng = np.random.default_rng(0)
 

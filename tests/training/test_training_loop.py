@@ -28,9 +28,9 @@ import echo_jax as ej
 from echo_jax.config import RunSpec
 from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
 from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
+from echo_jax.training.loop import train_checked
 from echo_jax.training.processes import make_mesh, param_shardings
 from echo_jax.training.saving import params_sha256
-from echo_jax.training.trainer import train_checked
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 

@@ -18,7 +18,7 @@ from tiny_workload import (
 from benchmarks.collectives import overlapped
 from echo_jax.config import RunSpec
 from echo_jax.training import train
-from echo_jax.training.trainer import compile_functions
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.xla import (
     UpdateFlops,
     collectives,
@@ -56,7 +56,7 @@ def counted(**overrides):
     overrides = {"batch_size": 1024, "optim__name": "sgd", **overrides}
     config = tiny_config(optim__momentum=0.0, **overrides)
     workload = make_workload(config, task=Matrices())
-    compiled = compile_functions(RunSpec.of(config), workload)
+    compiled = CompiledFunctions(RunSpec.of(config), workload)
     with held_input(compiled, config, workload) as feed:
         # Shapes are enough: nothing is computed.
         return count_flops(
@@ -190,8 +190,8 @@ def test_presets_say_how_much_is_reduced_together(platform):
 def test_the_update_is_compiled_with_its_options_which_are_recorded(tmp_path):
     config = tiny_config(updates=1, xla__options=json.dumps(KNOWN))
     workload = make_workload(config)
-    compiled, same = (compile_functions(RunSpec.of(config), workload) for _ in range(2))
-    other = compile_functions(RunSpec.of(tiny_config()), workload)
+    compiled, same = (CompiledFunctions(RunSpec.of(config), workload) for _ in range(2))
+    other = CompiledFunctions(RunSpec.of(tiny_config()), workload)
     with held_input(compiled, config, workload) as feed:
         programs = [each.program(feed.batching) for each in (compiled, same, other)]
     assert programs[0] is programs[1] is not programs[2]

@@ -23,9 +23,9 @@ from echo_jax.config import RunSpec, default_config
 from echo_jax.data.pipeline import SINGLE
 from echo_jax.files import read_line, run_folder
 from echo_jax.training import held_feed, train
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds import measure_loader
 from echo_jax.training.saving import Checkpoints
-from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import WORKLOADS, Task, Workload
 
 # Grain takes half a millisecond an item to shuffle 64, and a fiftieth of it for these.
@@ -227,7 +227,7 @@ def said_by(workdir, **options):
 
 def functions_of(task=None, **overrides):
     config = tiny_config(**overrides)
-    return compile_functions(RunSpec.of(config), make_workload(config, task=task))
+    return CompiledFunctions(RunSpec.of(config), make_workload(config, task=task))
 
 
 def batch_of(first=0, *, repeat=0, size=8):
@@ -249,7 +249,7 @@ def held_input(compiled, config, workload):
 def compiled_update(config, *, task=None, meets=False):
     """The compiled program of one update of a config."""
     workload = make_workload(config, task=task)
-    compiled = compile_functions(RunSpec.of(config), workload)
+    compiled = CompiledFunctions(RunSpec.of(config), workload)
     with held_input(compiled, config, workload) as feed:
         state = compiled.abstract_state
         return compiled.trace(state, feed, meets=meets).lower().compile()

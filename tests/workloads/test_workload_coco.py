@@ -24,8 +24,8 @@ from echo_jax.inference import evaluate_run, export_run, write_evaluation
 from echo_jax.models import map_sizes
 from echo_jax.runs import run_train
 from echo_jax.training import evaluate
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.records import Progress
-from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import (
     Detector,
     Targets,
@@ -178,7 +178,7 @@ class Cheater(Task):
 def metrics_of(folder, *, devices=1, batch_size=4, **overrides):
     config = config_of(folder, batch_size=batch_size, mesh__data=devices, **overrides)
     workload = replace(build(config), task=Cheater())
-    compiled = compile_functions(RunSpec.of(config), workload)
+    compiled = CompiledFunctions(RunSpec.of(config), workload)
     model = compiled.model(compiled.init(jax.random.key(0)))
     batches = workload.eval_batches()
     return evaluate(compiled, model, batches, evaluator=workload.evaluator())

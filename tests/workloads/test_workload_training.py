@@ -23,7 +23,7 @@ from echo_jax.config import (
 )
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.runs import run_train
-from echo_jax.training.trainer import compile_functions
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.workloads import build
 
 VARIANTS = import_config(packaged_configs()["cifar"]).ECHO_VARIANTS
@@ -52,7 +52,7 @@ def trained(config, batches):
     """The losses of some updates, the programs compiled up to each, and the state."""
     # Another test may have compiled the programs of an equal task.
     jax.clear_caches()
-    functions = compile_functions(RunSpec.of(config), build(config))
+    functions = CompiledFunctions(RunSpec.of(config), build(config))
     state, losses, counts = functions.init(functions.init_key), [], []
     with counted_compilations() as compiled:
         for batch in batches:

@@ -78,7 +78,7 @@ class Watchdog:
         note: Callable[[str], None] = lambda line: None,
         end: Callable[[Stalled], Any] = lambda stalled: TimeoutError(stalled.what),
     ):
-        self._note, self._end = note, end
+        self._note, self.end = note, end
         self._data, self._timeout_s = data, timeout_s
         self._stopping_s = _STOPPING_TOGETHER_S if is_shared else _STOPPING_S
         self._wait: _Wait | None = None
@@ -201,7 +201,7 @@ class Watchdog:
 
     def _end_process(self, stalled: Stalled) -> NoReturn:
         try:
-            error = self._end(stalled)
+            error = self.end(stalled)
         except BaseException as failed:
             error = failed
         ending.end(getattr(error, "exit_code", 1), error, resumes=True)
@@ -239,7 +239,7 @@ class _Waiting:
             watchdog._is_abandoned = True
         if isinstance(error, _GivenUp):
             assert watchdog._given_up is not None
-            raise watchdog._end(watchdog._given_up[1]) from None
+            raise watchdog.end(watchdog._given_up[1]) from None
 
 
 _EDGES = (_Waiting.__enter__.__code__, _Waiting.__exit__.__code__)

@@ -1,19 +1,15 @@
-"""The trainer: the state, the step, and the loop, in this order.
+"""The loop of a training, and a run in progress.
 
-1. The update: `TrainState`, `StepReport` and `RunInputs`, and the pure functions
-   `init_state` and `train_step`.
-2. The loop: `train`, whose order is a contract, and `train_checked`, which runs it.
-3. The run: `Trainer` has one method for each step of the loop, in the loop's order:
+1. The loop: `train`, whose order is a contract, and `train_checked`, which runs it.
+2. The run: `Trainer` has one method for each step of the loop, in the loop's order:
    evaluate, save, take, dispatch, read. At the end it makes the summary.
 
-`training.feeds.feed` makes the input of an update, `training.compiled` compiles the
-update, and `training.window` sums its losses.
+`training.step` has the update, `training.feeds.feed` makes its input, and
+`training.compiled` compiles it.
 """
 
-import contextlib
 import itertools
 import os
-import signal
 import time
 from collections import deque
 from contextlib import ExitStack, closing
@@ -22,10 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import struct
 from rich.console import Console
 
 from echo_jax.config import Config
@@ -35,23 +28,15 @@ from echo_jax.echo.stats import Waits
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
-from echo_jax.training.clock import Clock, DeviceTime, Work
+from echo_jax.training.clock import DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions, next_group
-from echo_jax.training.evaluation import (
-    check_branches,
-    check_norm,
-    evaluate_split,
-    has_branch,
-    metric_after_fresh,
-)
+from echo_jax.training.evaluation import evaluate_split, has_branch, metric_after_fresh
 from echo_jax.training.feeds.loader import data_ended
-from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
-from echo_jax.training.measure import Rates, decide
-from echo_jax.training.processes import peers
+from echo_jax.training.feeds.of_config import log_name
+from echo_jax.training.measure import Rates
 from echo_jax.training.processes.distributed import (
     all_gather,
     broadcast_from_first,
-    call_with_host_arrays,
     is_main_process,
 )
 from echo_jax.training.processes.interrupt import (
@@ -59,227 +44,19 @@ from echo_jax.training.processes.interrupt import (
     Interrupted,
     StopSignal,
 )
-from echo_jax.training.processes.sharding import idle_on_one_device
-from echo_jax.training.processes.watchdog import Stalled, Watchdog, describe_data
-from echo_jax.training.records.environment import (
-    check_replicas,
-    check_saved,
-    check_shared,
-    check_workdir,
-    claim_workdir,
-    describe_environment,
-    identity,
-    lock_workdir,
-)
-from echo_jax.training.records.loggers import check_loggers
+from echo_jax.training.processes.watchdog import Stalled
+from echo_jax.training.records.environment import check_workdir, identity, lock_workdir
 from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
-from echo_jax.training.records.progress import show_run
-from echo_jax.training.records.runfiles import RunLog, write_json_once
+from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
-from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
-from echo_jax.training.saving.saved_model import WarmStart, replaced, warm_start
+from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
-from echo_jax.training.start import moved_by_updates
-from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
+from echo_jax.training.start import Started, check_start, start, unsaved_end
+from echo_jax.training.step import StepReport
 from echo_jax.training.update.local import Meetings
-from echo_jax.training.update.loss_scale import (
-    LossScale,
-    Precision,
-    ScaleReport,
-    adjust,
-    scale_numbers,
-)
-from echo_jax.training.update.optim import Hyperparams, Optimizer, hyperparams
-from echo_jax.training.window import (
-    MAX_METRICS,
-    GradientWindow,
-    LossWindow,
-    NonFiniteLossError,
-    is_finite,
-    metric_means,
-    named_metrics,
-    stacked_metrics,
-)
-from echo_jax.training.xla import Profile, UpdateFlops, count_flops, sent_bytes
-from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
-
-
-class TrainState(struct.PyTreeNode):
-    """The training state: all arrays that an update changes.
-
-    Attributes:
-      update: Updates done, ``int32[]``.
-      model_state: Flax collections other than the parameters (batch statistics).
-      window: Losses since the last logged update.
-      metrics: Sum and count of each task metric since then, sorted by name,
-        ``float32[MAX_METRICS, 2]``.
-      first_bad_update: The update whose non-finite loss ends the run, ``int32[]``,
-        counted from 1; 0 while there is none.
-    """
-
-    update: jax.Array
-    params: Any
-    model_state: Any
-    opt_state: Any
-    window: LossWindow
-    gradients: GradientWindow
-    metrics: jax.Array
-    first_bad_update: jax.Array
-    loss_scale: LossScale | None
-
-
-class StepReport(struct.PyTreeNode):
-    """The numbers of an update that the host may read; not donated with the state.
-
-    Attributes:
-      metrics: Sum and count of each task metric since the last logged update.
-      replica_spread: Distance of the replicas from their mean when they last
-        synchronised: a root mean square, relative to the norm of the mean.
-    """
-
-    window: LossWindow
-    gradients: GradientWindow
-    metrics: Sums
-    learning_rate: jax.Array
-    first_bad_update: jax.Array
-    loss_scale: ScaleReport | None
-    replica_spread: Any = None
-
-    def row(self) -> dict[str, float]:
-        """Returns the report's columns of a logged row; waits for the numbers."""
-        report = jax.device_get(self)
-        spread, scaler = report.replica_spread, report.loss_scale
-        scale = {} if scaler is None else scaler._asdict()
-        return {
-            "loss": report.window.mean(),
-            "learning_rate": float(report.learning_rate),
-            **{name: number.item() for name, number in scale.items()},
-            **report.gradients.row(),
-            **({} if spread is None else {"replica_spread": float(spread)}),
-            **report.window.mean_by_repeat(),
-            **metric_means(report.metrics),
-        }
-
-
-class RunInputs(NamedTuple):
-    """Arguments of the compiled step that are the same at every update of a run.
-
-    Attributes:
-      key: Random key of the run; each update folds in its own number.
-      log_every: Updates in a window, ``int32[]``.
-      loss_scale: From `scale_numbers`, ``float32[3]``; None without a loss scale.
-    """
-
-    key: jax.Array
-    log_every: jax.Array
-    hyperparams: Hyperparams
-    loss_scale: Any
-
-
-def run_inputs(config: RunSpec, key: jax.Array) -> RunInputs:
-    """Returns the `RunInputs` of a config."""
-    return RunInputs(
-        key, jnp.int32(config.log_every), hyperparams(config), scale_numbers(config)
-    )
-
-
-def init_state(
-    key: jax.Array,
-    taken: Variables,
-    *,
-    task: Task,
-    optimizer: Optimizer,
-    precision: Precision,
-) -> TrainState:
-    """Returns the state before the first update; `taken` variables are not drawn."""
-    variables = replaced(task.init(key), taken)
-    params = variables.pop("params")
-    params = jax.tree.map(lambda x: x.astype(precision.params), params)
-    return TrainState(
-        update=jnp.zeros((), jnp.int32),
-        params=params,
-        model_state=variables,
-        opt_state=optimizer.init(params),
-        window=LossWindow.empty(),
-        gradients=GradientWindow.empty(),
-        metrics=jnp.zeros((MAX_METRICS, 2), jnp.float32),
-        first_bad_update=jnp.zeros((), jnp.int32),
-        loss_scale=None if precision.loss_scale == "none" else LossScale.at_start(),
-    )
-
-
-# Pure: its randomness is fold_in(run.key, state.update).
-def train_step(
-    state: TrainState,
-    batch: Batch,
-    run: RunInputs,
-    *,
-    task: Task,
-    optimizer: Optimizer,
-    precision: Precision,
-    gradient: Gradient = whole_gradient,
-) -> tuple[TrainState, StepReport]:
-    """Performs one update; returns the new state and the update's report."""
-    batch = dict(batch)
-    repeat = batch.pop("repeat")  # int32[B], the use index of every example.
-    key = jax.random.fold_in(run.key, state.update)
-    scaler = state.loss_scale
-    factor: Any = None if scaler is None else scaler.factor(run.loss_scale)
-    variables = {"params": state.params, **state.model_state}
-    found = gradient(task, variables, batch, key, factor)
-
-    numbers = optimizer.at(state.update, run.hyperparams)
-    changes, opt_state = optimizer.update(
-        found.gradient, state.opt_state, state.params, numbers
-    )
-
-    is_new_window = state.update % run.log_every == 0
-    window, gradients, sums = jax.tree.map(
-        lambda kept: jnp.where(is_new_window, 0, kept),
-        (state.window, state.gradients, state.metrics),
-    )
-    skipped = state.replace(
-        update=state.update + 1, window=window, gradients=gradients, metrics=sums
-    )
-    with jax.numpy_dtype_promotion("standard"):  # Parameters may be bfloat16.
-        params = optax.apply_updates(state.params, changes)
-    new_state = skipped.replace(
-        params=params,
-        model_state=found.model_state,
-        opt_state=opt_state,
-        window=window.add(found.losses, repeat),
-        gradients=gradients.add(squared_norm(found.gradient), found.noise),
-        metrics=sums + stacked_metrics(found.metrics),
-    )
-    loss = found.losses.mean()
-    if scaler is None:
-        scale_report, is_bad = None, ~jnp.isfinite(loss)
-    else:
-        is_used = is_finite((loss, found.gradient, found.model_state))
-        new_state = jax.tree.map(
-            lambda new, old: jnp.where(is_used, new, old), new_state, skipped
-        )
-        is_dynamic = precision.loss_scale == "dynamic"
-        scaler, is_bad = adjust(scaler, run.loss_scale, is_used, is_dynamic=is_dynamic)
-        scale_report = ScaleReport(factor, scaler.skipped_updates)
-    is_first_bad = (state.first_bad_update == 0) & is_bad
-    first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
-    new_state = new_state.replace(first_bad_update=first_bad, loss_scale=scaler)
-    sums = named_metrics(new_state.metrics, found.metrics)
-    return new_state, StepReport(
-        new_state.window,
-        new_state.gradients,
-        sums,
-        numbers["lr"],
-        first_bad,
-        scale_report,
-    )
-
-
-def compile_functions(config: RunSpec, workload: Workload) -> CompiledFunctions:
-    """Returns the functions of a run; each is compiled at its first call."""
-    return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
+from echo_jax.training.window import NonFiniteLossError
+from echo_jax.training.xla import Profile
+from echo_jax.workloads.base import Workload
 
 
 def train(
@@ -365,13 +142,8 @@ def train_checked(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Trains a checked config in a checked, locked folder; see `train`."""
-    compiled = compile_functions(config, workload)
-    # Refuse an impossible run before anything is written.
-    check_echo(config, workload, compiled.mesh)
-    check_data(config, workload)
-    check_norm(config, compiled, workload)
-    check_branches(config, workload)
-    check_loggers(config.log.to, workdir)
+    compiled = CompiledFunctions(config, workload)
+    check_start(config, workload, compiled, workdir)
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
@@ -380,27 +152,8 @@ def train_checked(
         return summary
 
     with ExitStack() as stack:
-        before = read_if_whole(workdir / "environment.json") or {}
-        environment = describe_environment(workload.metadata)
-        environment["xla_options"] = dict(compiled.xla_options)
-        if compiled.local:
-            replicas = environment["replicas"] = compiled.mesh.size
-            if is_main_process():
-                check_replicas(workdir, replicas)
-        trainer = Trainer(config, workload, workdir, compiled, console, stack)
-        # A start that fails before this line leaves the config that the folder had.
-        moved = moved_by_updates(workdir, config)
-        if is_main_process():
-            claim_workdir(workdir, config)
-            write_task(workdir, workload)
-        check_shared(workdir)
-        if trainer.warm_start:
-            environment["init_from"] = trainer.warm_start.report()
-        elif "init_from" in before and trainer.totals.updates:
-            environment["init_from"] = before["init_from"]
-        write_json_once(workdir / "environment.json", environment)
-        if trainer.totals.updates and moved:
-            trainer.progress.note(moved)
+        started = start(config, workload, workdir, compiled, console, stack)
+        trainer = Trainer(config, workload, workdir, compiled, started)
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
@@ -446,8 +199,6 @@ class Trainer:
 
     Attributes:
       state: After all dispatched updates; perhaps not computed yet.
-      warm_start: The variables taken from another model; None if there are none, or
-        if the run is resumed.
       totals: Counts over all dispatched updates.
     """
 
@@ -457,102 +208,22 @@ class Trainer:
         workload: Workload,
         workdir: RunPath,
         compiled: CompiledFunctions,
-        console: Console | None,
-        stack: ExitStack,
+        started: Started,
     ):
         self.config, self.workdir, self.compiled = config, workdir, compiled
-        self.clock = Clock()
-        self._workload = workload
-        self.progress = stack.enter_context(show_run(config, console))
-        note = self.progress.note
-        folder = workdir / "checkpoints"
-        self._checkpoints = Checkpoints(folder, keep=config.keep_checkpoints)
-        stack.callback(self._close_checkpoints)
-        with self.progress.slow("looking for a checkpoint, and reading it"):
-            restored = self._checkpoints.restore_newest(compiled.abstract_state)
-        before = restored.host if restored else None
-        self.warm_start: WarmStart | None = None
-        self.state: TrainState
-        if restored:
-            check_saved(config, workload.metadata, restored.update, restored.host)
-            self.progress.resumes(restored)
-            self.state = restored.state
-        else:
-            # Printed before anything is compiled.
-            size = size_of(compiled.variables["params"])
-            self.progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
-            if compiled.local:
-                each = f"{compiled.mesh.size} replicas, one on each device"
-                note(each.replace("1 replicas", "1 replica"))
-            if idle := idle_on_one_device(config, compiled.mesh):
-                note(idle)
-            if is_main_process():
-                write_table(workdir, workload.task)
-            with self.progress.slow("initialising the model"):
-                taken = {}
-                if config.init_from:
-                    self.warm_start = warm_start(config.init_from, compiled.variables)
-                    taken = self.warm_start.taken
-                    note(str(self.warm_start))
-                self.state = call_with_host_arrays(
-                    compiled.init, compiled.init_key, taken
-                )
-        self.totals = Totals.resumed(before["totals"] if before else [])
+        self._workload, self.progress = workload, started.progress
+        self.state, self.totals, self.feed = started.state, started.totals, started.feed
+        self.clock, self.log = started.clock, started.log
+        self.watchdog = started.watchdog
+        self.watchdog.end = self._end_stalled
+        self._checkpoints, self._rates = started.checkpoints, started.rates
         # The totals include the devices' work before the run was resumed.
         self._busy_before_s = self.totals.busy_s
-        self._unsaved = "nothing was trained yet"
-        self.watchdog = Watchdog(
-            describe_data(config),
-            timeout_s=config.data.timeout_s,
-            is_shared=jax.process_count() > 1,
-            note=peers.here().shared_note(note),
-            end=self._end_stalled,
-        )
-        stack.enter_context(self.watchdog)
-        peers.here().when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
-        # A resumed run keeps the decisions of its checkpoint.
-        with self.progress.slow("compiling the update, and measuring it"):
-            self.decided = decide(
-                config,
-                workload,
-                compiled,
-                self.state,
-                before=before,
-                watchdog=self.watchdog,
-                note=note,
-            )
-        self.feed = self.decided.feed
-        stack.enter_context(self.watchdog.closing(self.feed))
-        if before:
-            data = [before["data"][shard.index] for shard in self.decided.shards]
-            what = "the items in use, to be read again"
-            slow = self.progress.slow(f"waiting for {what}")
-            with slow, self.watchdog.waiting(what):
-                self.feed.set_state(data)
-            self.clock.add(before["clock"])
-        self.log = RunLog(config, workload, workdir, restored, self.progress)
-        stack.callback(self.log.close)
-        if not restored:
-            self.log.examples(self.decided.sample)
-        traced = compiled.trace(self.state, self.feed)
-        self._flops = count_flops(traced, compiled.mesh)
-        if config.batch.boundaries:
-            self._flops = UpdateFlops(None, None)  # They differ by update.
-        self._meetings = Meetings(config)
-        # This compiles the programs that were not measured.
-        with self.progress.slow("compiling what the update sends"):
-            self._bytes_sent = {
-                meets: sent_bytes(
-                    compiled.trace(self.state, self.feed, meets=meets).lower().compile()
-                )
-                for meets in ([False, True] if compiled.local else [False])
-            }
+        self._flops, self._bytes_sent = started.flops, started.bytes_sent
+        self._meetings, self._waits = Meetings(config), Waits()
         wall_s = self.clock.seconds()["wall_s"]
         self._rows = RowMaker(self.totals, wall_s, self._flops)
-        self.device_time = DeviceTime(
-            self.decided.rates.t_down_s, steps=config.dispatch.steps
-        )
-        self._waits = Waits()
+        self.device_time = DeviceTime(self._rates.t_down_s, steps=config.dispatch.steps)
         self._log_every = config.log_every
         self._group = partial(
             next_group,
@@ -563,11 +234,10 @@ class Trainer:
         self._in_flight: deque[_Dispatched] = deque()
         # The updates done when the data of this process ended; None before that.
         self._ended_after: int | None = None
-        # Why the run cannot be saved during a wait; empty if it can.
-        self._unsaved = ""
-        if jax.process_count() > 1:
-            # The other processes may be inside an update, and a save needs all of them.
-            self._unsaved = "a save takes all processes"
+        # Why the run cannot be saved during a wait; empty if it can. The other
+        # processes may be inside an update, and a save needs all of them.
+        is_shared = jax.process_count() > 1
+        self._unsaved = "a save takes all processes" if is_shared else ""
 
     def evaluate(self) -> None:
         """Evaluates the state when all its updates are done, once for each update."""
@@ -616,16 +286,10 @@ class Trainer:
             self.log.file.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
 
-    def _close_checkpoints(self) -> None:
-        with self.progress.slow("writing the last checkpoint"):
-            self._checkpoints.close()
-
     def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
         """Saves the run if that is possible; returns the error that ends it."""
-        with contextlib.suppress(OSError):  # The terminal may be closed.
-            self.progress.note(f"gives up waiting {stalled.what}")
-        unsaved = self._unsaved
-        if not self.totals.updates:
+        unsaved, updates = self._unsaved, self.totals.updates
+        if not updates:
             unsaved = "nothing was trained yet"
         elif stalled.is_stuck and not stalled.is_known:
             unsaved = "it is not known where the data stands"
@@ -639,19 +303,8 @@ class Trainer:
             self.save(stalled.state)
             if stalled.is_stuck:
                 self._checkpoints.close()
-        elif (saved := self._checkpoints.latest()) is not None:
-            lost = self.totals.updates - saved
-            stands = "stands" if self._checkpoints.settle() else "was not whole yet"
-            unsaved += f"; the last checkpoint, of update {saved}, {stands}"
-            unsaved += f", and {lost} updates are lost" if lost else ""
-        if stalled.signum:
-            if name := peers.here().name:
-                unsaved = f"{name} waited {stalled.what}, and {unsaved}"
-            error = Interrupted(self.totals.updates, stalled.signum, unsaved=unsaved)
-        else:
-            error = DataTimeoutError(stalled.what, self.totals.updates, unsaved=unsaved)
-        peers.here().tell(error.exit_code, str(error))
-        return error
+        note = self.progress.note
+        return unsaved_end(updates, unsaved, self._checkpoints, note, stalled)
 
     def take(self) -> Any:
         """Returns the input of the next updates; its time counts as waiting."""
@@ -713,7 +366,7 @@ class Trainer:
                 raise NonFiniteLossError(what, first_bad, saved, scale=scale)
             if is_logged:
                 totals = Totals.of_all(self._totals_of_each(totals))
-                start_s, bounds = self.decided.rates.t_up_s, self.feed.t_up_bounds
+                start_s, bounds = self._rates.t_up_s, self.feed.t_up_bounds
                 row = self._rows.train_row(
                     totals,
                     self.clock.seconds(),
@@ -732,7 +385,7 @@ class Trainer:
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
         bounds = np.max(all_gather(self.feed.t_up_bounds), axis=0)
-        start = self.decided.rates
+        start = self._rates
         # A step seems longer on processes that wait for another one's data.
         step_s = min(all_gather(self.device_time.step_s))
         # The state of replicas has no such field, and they have no loss scale.
