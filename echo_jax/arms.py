@@ -65,7 +65,7 @@ def checked_workload(config: RunSpec) -> Workload:
     return workload
 
 
-def read_workload(config: Config) -> Workload:
+def read_workload(config: RunSpec) -> Workload:
     """Returns `checked_workload`, with a line on the console if it is slow."""
     notes = Notes(Console(quiet=not is_main_process()))
     with notes.slow("reading the data"):

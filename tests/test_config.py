@@ -47,7 +47,7 @@ D echo.mode=adaptive echo.factor=2.0 | belongs to mode fixed ... .echo.max_uses
 D echo.mode=adaptive data.prefetch=0 | prefetch=0 reads when asked ... data.prefetch=4
 data.pipeline=torch | config.data.pipeline='torch' ... grain, tf
 data.pipeline=tfdata data.workers=2 | workers=2 needs data.pipeline=grain; ... --config
-data.threads=-1 | config.data.threads=-1 is too small; use 0
+data.threads=-1 | config.data.threads=-1 must be at least 0; set
 data.storage.latency_s=-1.0 | data.storage.latency_s=-1.0 must be a finite number >= 0
 echo.buffer=0 | echo.buffer must ... Use --config.echo.buffer=1.
 echo.fetch.start=0.5 | start=0.5 needs --config.echo.mode=stoch

@@ -149,6 +149,12 @@ def test_a_backend_of_echo_knows_no_other(backend):
         assert not any(n.startswith(others) for n in _in_project(IMPORTS[module]))
 
 
+def test_a_config_dict_ends_at_the_door():
+    """Behind it a config is a `RunSpec`, which a workload sees."""
+    door = {f"config.{name}" for name in ("defaults", "flags", "saved", "study")}
+    assert {n for n, names in IMPORTS.items() if "ml_collections" in names} == door
+
+
 def test_there_is_no_cycle():
     graph = {name: _in_project(names) - {"echo_jax"} for name, names in IMPORTS.items()}
     # Raises CycleError, which names the cycle.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_jax.config.group import Count, Group, Natural
+from echo_jax.data.pipeline.spec import EchoAfter
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.schedule import FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
@@ -34,7 +35,7 @@ class RunEcho(Group):
     """The echo of a training."""
 
     factor: float = 1.0  # uses of an item; `echo-jax probe` measures R
-    after: str = "batch"  # read | decode | augment | batch
+    after: EchoAfter = "batch"  # the stage that it follows
     # consecutive | window_shuffle | shuffle_buffer (the paper's) | spread
     order: str = "consecutive"
     # Fresh items of the echoed stage; for order shuffle_buffer, their uses.

@@ -119,14 +119,14 @@ class RunSpec(Group):
         """The pipeline of the data, up to the trainer."""
         data = self.data
         return PipelineSpec(
-            after=self.echo.after,  # pyright: ignore[reportArgumentType]
+            after=self.echo.after,
             batch_size=self.batch_size,
             seed=self.seed,
             threads=data.threads,
             workers=data.workers,
             prefetch=data.prefetch,
             storage=data.storage,
-            engine=data.pipeline,  # pyright: ignore[reportArgumentType]
+            engine=data.pipeline,
             check_finite=data.check_finite,
         )
 

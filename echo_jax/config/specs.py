@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_jax.config.group import Amount, Count, Group, Natural, Positive, Precision
+from echo_jax.data.pipeline.spec import Engine
 from echo_jax.data.pipeline.storage import StorageSpec
 
 
@@ -12,10 +13,10 @@ class DataSpec(Group):
     """The data, and the pipeline that reads it."""
 
     source: str = ""  # a prepared folder, tfds:NAME, hf:NAME, wds:FILES, or another
-    pipeline: str = "grain"  # grain | tfdata: the library that runs the stages
-    workers: int = 0  # processes; 0: threads read and decode
-    threads: int = 1  # concurrent reads
-    prefetch: int = 4  # batches made ahead of the trainer
+    pipeline: Engine = "grain"  # the library that runs the stages
+    workers: Natural = 0  # processes; 0: threads read and decode
+    threads: Natural = 1  # concurrent reads
+    prefetch: Natural = 4  # batches made ahead of the trainer
     eval_examples: Natural = 0  # 0: the whole evaluation split
     # A longer wait for data saves and ends the run; 0: no limit.
     timeout_s: Amount = 1800.0

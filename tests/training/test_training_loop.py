@@ -17,6 +17,7 @@ from tiny_workload import (
     batch_of,
     functions_of,
     make_workload,
+    registered,
     rows_of,
     run,
     saved_update,
@@ -25,6 +26,7 @@ from tiny_workload import (
 )
 
 import echo_jax as ej
+from echo_jax import runs
 from echo_jax.config import RunSpec
 from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
 from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
@@ -188,6 +190,22 @@ def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
             trained(4, metadata, data__source="there")
     assert trained(4, moved, data__source="there")["updates"] == 4
     assert trained(6, saved)["updates"] == 6
+
+
+def test_a_workload_is_built_of_a_frozen_config(tmp_path):
+    seen = []
+
+    def build(config):
+        seen.append(config)
+        return make_workload(config)
+
+    config = tiny_config(updates=1)
+    with registered(build):
+        runs.run_train(config, tmp_path)
+    assert {*map(type, seen)} == {RunSpec}
+    assert seen[0].to_dict() == config.to_dict()
+    with pytest.raises(AttributeError):
+        seen[0].optim.lr = 1.0
 
 
 def test_data_that_ends_is_an_error(tmp_path):
