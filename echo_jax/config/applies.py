@@ -8,18 +8,25 @@ from echo_jax.config.group import field_of
 from echo_jax.config.local import CHANGING, MEETING
 from echo_jax.config.optim import OWN_OPTIMIZERS
 
-_LOCAL = {
-    "every": ("every",),
-    "p": ("bernoulli", *CHANGING),
-    "p_end": CHANGING,
-    "outer": MEETING,
-    "start_after": MEETING,
-}
-_LOSS_SCALE = {
-    "init": ("static", "dynamic"),
-    "growth": ("dynamic",),
-    "min_scale": ("dynamic",),
-}
+# Fields, their switch, and the values of the switch with which they have a meaning.
+_NEEDED = (
+    ("optim.boundaries", "optim.schedule", ("piecewise", "slow_start")),
+    ("echo.replay", "echo.mode", ("adaptive",)),
+    ("echo.fetch.quantity echo.fetch.schedule", "echo.mode", ("stochastic",)),
+    (
+        "echo.fetch.start echo.fetch.end echo.fetch.updates",
+        "echo.mode",
+        ("stochastic",),
+    ),
+    ("echo.lanes echo.buffer_bytes", "echo.where", ("device",)),
+    ("precision.init", "precision.loss_scale", ("static", "dynamic")),
+    ("precision.growth precision.min_scale", "precision.loss_scale", ("dynamic",)),
+    ("local.every", "local.schedule", ("every",)),
+    ("local.p", "local.schedule", ("bernoulli", *CHANGING)),
+    ("local.p_end", "local.schedule", CHANGING),
+    ("local.outer local.start_after", "local.schedule", MEETING),
+    ("local.outer_lr local.outer_momentum", "local.outer", ("nesterov",)),
+)
 
 
 class Idle(NamedTuple):
@@ -106,9 +113,6 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     rule = f"belongs to schedules of optax; {name} has fields of its own"
     has_args = bool(optim.schedule_args.strip("{} "))
     yield "optim.schedule_args", "optim.schedule", not (is_own and has_args), rule
-    has_boundaries = name in ("piecewise", "slow_start")
-    rule = "needs --config.optim.schedule=piecewise, or slow_start"
-    yield "optim.boundaries", "optim.schedule", has_boundaries, rule
     rises = name in ("onecycle", "cyclic")
     rule = f"has no meaning with {name}, which rises by itself"
     yield "optim.warmup_updates", "optim.schedule", not rises, rule
@@ -122,17 +126,9 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     yield "echo.factor", "echo.mode", is_fixed, rule, 1.0
     rule = f"belongs to mode fixed; mode {echo.mode} has an order of its own"
     yield "echo.order", "echo.mode", is_fixed, rule, "consecutive"
-    rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
-    yield "echo.replay", "echo.mode", echo.mode == "adaptive", rule
     decides = echo.mode == "adaptive" and not echo.replay.startswith("pattern:")
     rule = "belongs to mode adaptive, where no pattern decides"
     yield "echo.min_uses", "echo.mode", decides, rule, 1
-    rule = "needs --config.echo.mode=stochastic"
-    for name in ("quantity", "schedule", "start", "end", "updates"):
-        yield f"echo.fetch.{name}", "echo.mode", echo.mode == "stochastic", rule
-    rule = "needs --config.echo.where=device"
-    for name in ("lanes", "buffer_bytes"):
-        yield f"echo.{name}", "echo.where", echo.where == "device", rule
 
     is_one = dispatch.steps == 1
     rule = "would decide adaptive draws too far ahead"
@@ -142,19 +138,9 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     is_open = is_one or config.local.schedule == "none"
     yield "dispatch.steps", "local.schedule", is_open, rule, 1
 
-    for name, kinds in _LOSS_SCALE.items():
-        rule = f"needs --config.precision.loss_scale={' or '.join(kinds)}"
-        applies = config.precision.loss_scale in kinds
-        yield f"precision.{name}", "precision.loss_scale", applies, rule
     yield "stop_at_target", "target", bool(config.target), "needs a target", False
 
-    for name, schedules in _LOCAL.items():
-        rule = f"needs --config.local.schedule={schedules[0]}"
-        if len(schedules) > 1:
-            rule += f", or one of {', '.join(schedules[1:])}"
-        applies = config.local.schedule in schedules
-        yield f"local.{name}", "local.schedule", applies, rule
-    for name in ("outer_lr", "outer_momentum"):
-        rule = "needs --config.local.outer=nesterov"
-        applies = config.local.outer == "nesterov"
-        yield f"local.{name}", "local.outer", applies, rule
+    for fields, switch, values in _NEEDED:
+        rule = f"needs --config.{switch}={' or '.join(values)}"
+        for field in fields.split():
+            yield field, switch, field_of(config, switch) in values, rule

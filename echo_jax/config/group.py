@@ -11,10 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import io
 import math
 import re
-import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -169,19 +167,11 @@ def described(group: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _comments(source: str) -> dict[str, str]:
     """Returns the comment behind each field of a class, or in the lines above it."""
-    comments = {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines, found = source.split("\n"), {}
-    for number, line in enumerate(lines, start=1):
-        if not (field := _FIELD.match(line)):
-            continue
-        said = [comments[number]] if number in comments else []
-        above = number - 1
-        while above in comments and lines[above - 1].strip().startswith("#"):
-            said.insert(0, comments[above])
-            above -= 1
-        found[field[1]] = " ".join(said)
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.split("\n"):
+        code, _, said = line.partition("#")
+        if field := _FIELD.match(code):
+            found[field[1]] = " ".join([*above, said.strip()]).strip()
+        above = [*above, said.strip()] if said and not code.strip() else []
     return found

@@ -200,7 +200,7 @@ optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at mo
 optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.5, 0.05)
 local.every=2 | local.every=2 needs ... local.schedule=every; ... 1
 E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be below
-local.p=0.5 | p=0.5 needs ... =bernoulli, or one of cosine, linear, mul
+local.p=0.5 | p=0.5 needs ... =bernoulli or cosine or linear or mul
 precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
 xla.preset=all | preset='all' must be one of default, fuse
 local.schedule=bernoulli local.p=1.5 | p=1.5 ... a probability, in (0, 1]
