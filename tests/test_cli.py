@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,11 +250,45 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
     [
         ("a b", "add --workdir FOLDER"),
         (str(ROOT), "holds no config.json, so it is no run folder"),
-        ("a --fast", "unknown option '--fast'"),
+        ("a --fast", "unknown option '--fast'; see echo-jax report study --help"),
+        ("a --updates 3", "unknown option '--updates'"),
+        ("", "echo-jax report study: the following arguments are required: FOLDER"),
+        ("study", "are required: FOLDER; see echo-jax report study --help"),
+        ("--workdir w ./scaling", "echo-jax report: scaling is no folder"),
+        ("scaling a b", "required: --workdir; see echo-jax report scaling --help"),
+        ("--debug scaling --workdir w", "are required: FOLDER"),
+        ("scaling a --config lm:tiny --workdir w", "unknown option '--config'"),
+        ("examples a --config lm:tiny", "--config: not allowed with argument RUN"),
+        ("examples a --config.seed=1", "unknown option '--config.seed=1'"),
+        ("examples a b", "unknown option 'b'; see echo-jax report examples --help"),
     ],
 )
 def test_a_report_that_cannot_be_made_is_refused(given, message, capsys):
     assert message in _refused(["report", *given.split()], capsys)
+
+
+def test_the_word_study_may_be_left_out():
+    options = ["--workdir", "w", "a", "b"]
+    parse = cli.make_parser().parse_args
+    assert parse(["report", *options]) == parse(["report", "study", *options])
+
+
+@pytest.mark.parametrize("word", ["a", "study a", "scaling a --workdir w"])
+def test_debug_may_be_typed_before_a_word_and_after_it(word):
+    parse = cli.make_parser().parse_args
+    assert not parse(["report", *word.split()]).debug
+    assert parse(["report", "--debug", *word.split()]).debug
+    assert parse(["report", *word.split(), "--debug"]).debug
+
+
+def test_the_versions_come_without_jax():
+    code = (
+        "import sys; from echo_jax.cli import main; sys.modules['jax'] = None; main()"
+    )
+    argv = [sys.executable, "-c", code, "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    said = ", ".join(f"{name} {metadata.version(name)}" for name in ("echo-jax", "jax"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")
 
 
 @pytest.mark.parametrize(

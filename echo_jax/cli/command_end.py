@@ -1,4 +1,4 @@
-"""The end of a command that failed or whose command line is wrong."""
+"""Options that commands share, and the end of a command that failed."""
 
 import argparse
 import contextlib
@@ -44,6 +44,16 @@ def exits_of(runs: ModuleType) -> Iterator[None]:
         runs.StudyStopped,
     ) as error:
         raise Exit(error, error.exit_code) from error
+
+
+def add_number(
+    parser: argparse.ArgumentParser, flag: str, default: float, metavar: str, about: str
+) -> None:
+    """Adds an option that takes a number of the default's type."""
+    said = f"{about} (default: %(default)g)"
+    parser.add_argument(
+        flag, type=type(default), default=default, metavar=metavar, help=said
+    )
 
 
 def path_argument(text: str) -> Path:

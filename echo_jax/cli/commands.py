@@ -93,10 +93,13 @@ def _of_this_process(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    args, extras = make_parser().parse_known_args(argv)
+    args, args.fields = make_parser().parse_known_args(argv)
     with contextlib.nullcontext() if args.debug else quiet_libraries():
         try:
-            status = _COMMANDS[args.command](args, extras)
+            if args.fields and getattr(args, "config", None) is None:
+                said = f"unknown option {args.fields[0]!r}; see {args.prog} --help"
+                raise Exit(said)
+            status = _COMMANDS[args.command](args)
             # An error at Python's exit could not be caught.
             print(end="", flush=True)
             return status
@@ -134,8 +137,8 @@ def _import_runs(config: Config) -> ModuleType:
     return runs
 
 
-def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    config = typed_config(args.config, extras)
+def _train(args: argparse.Namespace) -> int:
+    config = typed_config(args.config, args.fields)
     workdir = typed_folder(args.workdir)
     runs = _import_runs(config)
     with exits_of(runs):
@@ -145,10 +148,9 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    return _search(
-        typed_config(args.config, extras), typed_folder(args.workdir), args.jobs
-    )
+def _study(args: argparse.Namespace) -> int:
+    study = typed_config(args.config, args.fields)
+    return _search(study, typed_folder(args.workdir), args.jobs)
 
 
 def _search(study: Config, workdir: RunPath, jobs: int) -> int:
@@ -168,8 +170,8 @@ def _search(study: Config, workdir: RunPath, jobs: int) -> int:
         return 0
 
 
-def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    config = typed_config(args.config, extras)
+def _sweep(args: argparse.Namespace) -> int:
+    config = typed_config(args.config, args.fields)
     workdir = typed_folder(args.workdir)
     over = dict(each.partition("=")[::2] for each in args.over)
     # Imported here: it imports SciPy.
@@ -188,8 +190,8 @@ def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return _search(study, workdir, args.jobs)
 
 
-def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    config = typed_config(args.config, extras)
+def _probe(args: argparse.Namespace) -> int:
+    config = typed_config(args.config, args.fields)
     file = None if args.json is None or str(args.json) == "-" else args.json
     if file and file.is_dir():
         raise Exit(f"--json={file} is a folder; name a file, or -")
@@ -213,9 +215,7 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
-def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    if extras:
-        raise Exit(f"unknown option {extras[0]!r}; see --help")
+def _prepare(args: argparse.Namespace) -> int:
     try:
         with Countdown(line_every_s=_LINE_EVERY_S) as countdown:
             said = prepare_command.run(args, countdown.show)
@@ -226,13 +226,9 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _use(
-    command: Callable[[argparse.Namespace], list[Any]],
-    args: argparse.Namespace,
-    extras: Sequence[str],
+    command: Callable[[argparse.Namespace], list[Any]], args: argparse.Namespace
 ) -> int:
     """Runs a command on a trained run and prints its result."""
-    if extras:
-        raise Exit(f"unknown option {extras[0]!r}; see --help")
     try:
         said = command(args)
     except (FolderError, ImportError, ValueError) as error:

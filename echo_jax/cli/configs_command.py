@@ -3,6 +3,8 @@
 import argparse
 import os
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
 from echo_jax.cli.command_end import typed_config
 from echo_jax.config import load_config
@@ -10,7 +12,7 @@ from echo_jax.config.fields import field_lines
 from echo_jax.config.files import copy_config, import_config, packaged_configs
 from echo_jax.terminal.printable import printable
 
-CONFIGS_EPILOG = """\
+_EPILOG = """\
 Each is a value of --config by its name alone, or NAME:VARIANT. Variants of cifar, coco,
 imagenet and lm may be joined by commas: lm:wikitext2,tiny. A copy is yours to change,
 and is named by its path.
@@ -26,24 +28,15 @@ _INDENT = " " * 4
 _WRAPPER = textwrap.TextWrapper(88, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
-def add_actions(configs: argparse.ArgumentParser) -> None:
-    """Adds the subcommands of ``configs``."""
+def add_command(add: Callable[..., Any]) -> None:
+    """Adds the command with its subcommands."""
+    configs = add("configs", "list the configs that come along, or copy one", _EPILOG)
     actions = configs.add_subparsers(dest="action", metavar="show | copy")
-    show = actions.add_parser(
-        "show",
-        help="show every field of a config as a flag, with what it is",
-        description="Show every field of a config as the flag that sets it.",
-        epilog="example:\n  echo-jax configs show lm:tiny",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "show every field of a config as the flag that sets it"
+    show = add("show", about, "example:\n  echo-jax configs show lm:tiny", actions)
     show.add_argument("name", metavar="CONFIG[:VARIANT]", help="as --config takes it")
-    copy = actions.add_parser(
-        "copy",
-        help="copy a config, and what it imports, to change it",
-        description="Copy a config that comes with echo-jax, and what it imports.",
-        epilog="example:\n  echo-jax configs copy lm",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "copy a config that comes along, and what it imports, to change it"
+    copy = add("copy", about, "example:\n  echo-jax configs copy lm", actions)
     copy.add_argument("name", metavar="NAME", help="as 'echo-jax configs' lists it")
     copy.add_argument(
         "folder",

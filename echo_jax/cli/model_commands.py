@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from echo_jax.cli.command_end import path_argument
+from echo_jax.cli.command_end import add_number, path_argument
 from echo_jax.cli.report_command import check_drawing
 from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
@@ -99,31 +99,11 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
     predict.add_argument(
         "--text", action="append", default=[], help="a text to be continued"
     )
-    predict.add_argument(
-        "--tokens",
-        type=int,
-        default=128,
-        metavar="N",
-        help="add at most so many to each text (default: %(default)s)",
-    )
-    predict.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="T",
-        help="0 takes the likeliest token, 1 draws by the model's own probabilities "
-        "(default: %(default)s)",
-    )
-    predict.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)"
-    )
-    predict.add_argument(
-        "--min-score",
-        type=float,
-        default=0.3,
-        metavar="P",
-        help="draw no box of a lower score (default: %(default)s)",
-    )
+    add_number(predict, "--tokens", 128, "N", "add at most so many to each text")
+    about = "0 takes the likeliest token, 1 draws by the model's own probabilities"
+    add_number(predict, "--temperature", 0.8, "T", about)
+    add_number(predict, "--seed", 0, "N", "of what is drawn")
+    add_number(predict, "--min-score", 0.3, "P", "draw no box of a lower score")
     predict.add_argument(
         "--out",
         default="predictions",

@@ -2,6 +2,8 @@
 
 import argparse
 import functools
+from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, NoReturn
 
 from echo_jax.cli import (
@@ -10,7 +12,7 @@ from echo_jax.cli import (
     prepare_command,
     report_command,
 )
-from echo_jax.cli.command_end import WRONG_USE, path_argument
+from echo_jax.cli.command_end import WRONG_USE, add_number, path_argument
 from echo_jax.terminal.printable import printable
 
 _EPILOG = """\
@@ -50,9 +52,11 @@ examples:
       --config.optim.name=optax.lion --config.optim.lr=3e-4"""
 
 _STUDY_EPILOG = """\
-The arms run one after another. A field of all arms is --config.base.FIELD=VALUE; of one
-arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
-The same command with the same workdir resumes: finished arms are kept.
+To search values of one config's fields from the command line, use 'echo-jax sweep'.
+
+The variants (arms) run one after another. --config.base.FIELD=VALUE sets a field of all
+arms, and --config.arms.ARM.FIELD=VALUE one that the study file changes in that arm. The
+same command with the same workdir resumes: finished arms are kept.
 
 A study with a search space (the field search of its config) is many small trials, made
 by one process for each core, and by every other call with the same workdir, on this or
@@ -63,11 +67,13 @@ examples:
   echo-jax study --config configs/sweeps/s1_placement.py --workdir runs/s1"""
 
 _SWEEP_EPILOG = """\
-A study of one config: trains it at quasi-random points of what is tried, then the best
-of them on new seeds, and shows what each needed to reach the config's target, or its
-last metric. SCALE is log, linear, or log1m: evenly over orders of magnitude of 1 less
-the value. Every other field is a flag, --config.FIELD=VALUE. The same command with the
-same workdir resumes, also with more points or seeds.
+To compare variants that a study file lists, use 'echo-jax study'.
+
+It trains the config at quasi-random points, then the best point on new seeds. It shows
+what each needed to reach the config's target, or its last metric. SCALE is log, linear,
+or log1m: evenly over orders of magnitude of 1 less the value. Every other field is a
+flag, --config.FIELD=VALUE. The same command with the same workdir resumes, also with
+more points or seeds.
 
 examples:
   echo-jax sweep --config configs/lm.py:tiny --workdir runs/lr \\
@@ -97,8 +103,29 @@ examples:
 Each kind has a --help of its own."""
 
 
+class _Version(argparse.Action):
+    """Prints the versions of echo-jax and jax, without importing jax."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        try:
+            said = (f"{name} {metadata.version(name)}" for name in ("echo-jax", "jax"))
+            print(", ".join(said))
+        except metadata.PackageNotFoundError as error:
+            parser.error(f"{error}; install it with pip")
+        parser.exit()
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
+
+    # Subcommands, of which the first may be left out.
+    words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, *more: Any, **named: Any) -> Any:
+        first = next((each for each in args or () if each != "--debug"), "")
+        if self.words and first not in ("-h", "--help", *self.words):
+            args = [self.words[0], *args]
+        return super().parse_known_args(args, *more, **named)
 
     def error(self, message: str) -> NoReturn:
         said = printable(f"{self.prog}: {message}; see {self.prog} --help")
@@ -117,6 +144,11 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print the versions, and exit"
+    )
+    # Here, as the default of a subcommand would overwrite a --debug before its name.
+    parser.set_defaults(debug=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
@@ -131,16 +163,19 @@ def make_parser() -> argparse.ArgumentParser:
             # --config.seed is a field, not an abbreviated --config.
             allow_abbrev=False,
         )
+        command.set_defaults(prog=command.prog)
         command.add_argument(
             "--debug",
             action="store_true",
+            default=argparse.SUPPRESS,
             help="show the traceback of a failure, and what libraries say of it",
         )
         return command
 
     train = add("train", "train one model", _TRAIN_EPILOG)
-    study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
-    sweep = add("sweep", "search the fields of a config", _SWEEP_EPILOG)
+    study = add("study", "compare variants that a study file lists", _STUDY_EPILOG)
+    about = "search values of one config's fields from the command line"
+    sweep = add("sweep", about, _SWEEP_EPILOG)
     probe = add("probe", "measure whether an echo would help", _PROBE_EPILOG)
     for command in (train, study, sweep, probe):
         command.add_argument(
@@ -165,20 +200,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FIELD=SCALE:LOW:HIGH",
         help="what is tried of a field; or FIELD=choice:A,B; may be repeated",
     )
-    sweep.add_argument(
-        "--points",
-        type=int,
-        default=16,
-        metavar="N",
-        help="how many points are tried (default: 16)",
-    )
-    sweep.add_argument(
-        "--seeds",
-        type=int,
-        default=3,
-        metavar="N",
-        help="on how many new seeds the best point is trained again (default: 3)",
-    )
+    add_number(sweep, "--points", 16, "N", "how many points are tried")
+    about = "on how many new seeds the best point is trained again"
+    add_number(sweep, "--seeds", 3, "N", about)
     for command in (study, sweep):
         command.add_argument(
             "--jobs",
@@ -188,13 +212,7 @@ def make_parser() -> argparse.ArgumentParser:
             help="of a search: processes that make trials (default: one for each core "
             "of a CPU, or one on an accelerator)",
         )
-    probe.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="how long to measure (default: 20)",
-    )
+    add_number(probe, "--seconds", 20.0, "S", "how long to measure")
     probe.add_argument(
         "--json",
         type=path_argument,
@@ -203,15 +221,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     report_command.add_command(add)
     model_commands.add_commands(add)
-    configs = add(
-        "configs",
-        "list the configs that come along, or copy one",
-        configs_command.CONFIGS_EPILOG,
-    )
-    configs_command.add_actions(configs)
-    prepare = add(
-        "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
-    )
+    configs_command.add_command(add)
+    about = "turn files of yours into data to train on"
+    prepare = add("prepare", about, _PREPARE_EPILOG)
     kinds = prepare.add_subparsers(dest="kind", required=True, metavar="KIND")
     prepare_command.add_kinds(functools.partial(add, to=kinds))
     return parser

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from echo_jax.cli.command_end import path_argument
+from echo_jax.cli.command_end import add_number, path_argument
 from echo_jax.terminal.printable import printable
 
 _IMAGES_EPILOG = """\
@@ -70,13 +70,7 @@ def add_kinds(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
         default="sentencepiece",
         help="subwords, learnt from the train split, or bytes (default: %(default)s)",
     )
-    text.add_argument(
-        "--vocab",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="number of subwords (default: %(default)s)",
-    )
+    add_number(text, "--vocab", 8192, "N", "number of subwords")
     text.add_argument(
         "--tokenizer-model",
         type=path_argument,
@@ -90,13 +84,8 @@ def add_kinds(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
         help="what ends with an end-of-document token: a file, a line, or what blank "
         "lines stand between (default: %(default)s)",
     )
-    text.add_argument(
-        "--block",
-        type=int,
-        default=256,
-        metavar="T",
-        help="tokens of a record: the model's sequence length (default: %(default)s)",
-    )
+    about = "tokens of a record: the model's sequence length"
+    add_number(text, "--block", 256, "T", about)
     images.add_argument(
         "--classes",
         default="auto",
@@ -158,14 +147,10 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads; changes nothing in the result (default: one per core)",
     )
-    kind.add_argument(
-        "--shard-mb",
-        type=float,
-        default=256.0,
-        metavar="MB",
-        help="about the size of a shard; a stopped command goes on with the shard "
-        "that it was at (default: %(default)g)",
+    about = (
+        "size of a shard, roughly; a stopped command resumes at its unfinished shard"
     )
+    add_number(kind, "--shard-mb", 256.0, "MB", about)
 
 
 def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> str:

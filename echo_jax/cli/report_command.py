@@ -7,83 +7,102 @@ from typing import Any
 
 import rich
 
-from echo_jax.cli.command_end import Exit, exits_of, typed_config, typed_folder
+from echo_jax.cli.command_end import (
+    Exit,
+    add_number,
+    exits_of,
+    typed_config,
+    typed_folder,
+)
 from echo_jax.files.folders import FolderError, RunPath
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
 
 _EPILOG = """\
-It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
-several studies that searched, it says which arm of each is the fastest at which R, and
-studies beside them that did not search are points of its figure, by their clock; of
-several others that differ in the seed alone, what each arm needed over the seeds.
-After the word scaling, runs of one training on different numbers of devices are
-compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
-After the word examples, the first examples of a run, or of a --config, are drawn, with
-each of their uses as updates see them: examples.html.
+The word study may be left out. For a folder named like a word, type ./study.
 
 examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
+  echo-jax report examples runs/lm
+
+Each word has a --help of its own."""
+
+_STUDY_EPILOG = """\
+It prints a table, and writes table.md, figure.png, figure.svg and report.html.
+
+several studies that searched   which arm of each is the fastest at which R; studies
+                                that did not search are points of the figure
+several studies that differ     what each arm needed over the seeds
+in the seed alone
+
+examples:
+  echo-jax report study runs/quickstart
+  echo-jax report runs/baseline runs/spread --workdir runs/compared
   echo-jax report results/s2_8 results/s2_32 --workdir runs/best
   echo-jax report results/s2_32 results/seconds/R4_seed0 --workdir runs/clocked
-  echo-jax report runs/quickstart runs/quickstart_1 --workdir runs/seeds
-  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
+  echo-jax report runs/quickstart runs/quickstart_1 --workdir runs/seeds"""
+
+_SCALING_EPILOG = """\
+It prints throughput and efficiency, and writes scaling.md and scaling.png.
+
+example:
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
+
+_EXAMPLES_EPILOG = """\
+It writes examples.html, which shows every use of each example as updates see it.
+Every field of a --config is a flag: --config.FIELD=VALUE.
+
+examples:
+  echo-jax report examples runs/lm
   echo-jax report examples --config configs/shapes.py:tiny --workdir runs/looked_at"""
 
 
-def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """Adds the command with its options."""
+def add_command(add: Callable[..., Any]) -> None:
+    """Adds the command with its words, and the options of each."""
     report = add("report", "compare finished runs", _EPILOG)
-    report.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER; before "
-        "them perhaps the word scaling or examples",
+    words = report.add_subparsers(dest="word", required=True, metavar="WORD")
+    about = "compare the arms of a study, several runs, or several studies"
+    study = add("study", about, _STUDY_EPILOG, words)
+    about = "compare runs of one training on different numbers of devices"
+    scaling = add("scaling", about, _SCALING_EPILOG, words)
+    about = "draw the first examples of a run or a config"
+    examples = add("examples", about, _EXAMPLES_EPILOG, words)
+    report.words = tuple(words.choices)
+    about = "here or gs://BUCKET/FOLDER; may be repeated"
+    for word, what in ((study, "a study or run"), (scaling, "a run")):
+        word.add_argument(
+            "folders", nargs="+", metavar="FOLDER", help=f"{what}, {about}"
+        )
+    given = examples.add_mutually_exclusive_group(required=True)
+    given.add_argument("run", nargs="?", metavar="RUN", help="a run folder")
+    about = "a config, instead of a run"
+    given.add_argument("--config", metavar="CONFIG[:VARIANT]", help=about)
+    add_number(
+        examples, "--updates", 100, "N", "draw the examples of at most N updates"
     )
-    report.add_argument(
-        "--workdir",
-        metavar="FOLDER",
-        help="receives the report (default: the study, or the only run)",
-    )
-    report.add_argument(
-        "--config",
-        metavar="CONFIG[:VARIANT]",
-        help="for examples: the config; its fields are flags",
-    )
-    report.add_argument(
-        "--updates",
-        type=int,
-        metavar="N",
-        help="for examples: at most so many updates (default: 100)",
-    )
+    about = "receives the report"
+    scaling.add_argument("--workdir", required=True, metavar="FOLDER", help=about)
+    for word, own in ((study, "the study, or the only run"), (examples, "the run")):
+        said = f"{about} (default: {own})"
+        word.add_argument("--workdir", metavar="FOLDER", help=said)
 
 
-def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Runs the command; `extras` are fields of a config."""
-    # A word, not a path: ./scaling is a folder.
-    word = args.folders[0]
-    for name in ("config", "updates"):
-        if getattr(args, name) is not None and word != "examples":
-            raise Exit(f"--{name} belongs to the word examples; leave it out")
-    if word == "examples":
-        return _show_examples(args, extras)
-    if extras:
-        raise Exit(f"unknown option {extras[0]!r}; see --help")
-    is_scaling = args.folders[0] == "scaling"
-    folders = [typed_folder(folder) for folder in args.folders[is_scaling:]]
-    if not folders:
-        raise Exit(
-            "scaling needs run folders after it; a folder of that name is ./scaling"
-        )
-    if len(folders) > 1 and args.workdir is None:
-        raise Exit(
-            "several run folders need a folder for the report: add --workdir FOLDER"
-        )
-    workdir = folders[0] if args.workdir is None else typed_folder(args.workdir)
-    return (_show_scaling if is_scaling else show)(folders, workdir)
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    if args.word == "examples":
+        return _show_examples(args)
+    folders = [typed_folder(folder) for folder in args.folders]
+    make = _show_scaling if args.word == "scaling" else show
+    return make(folders, _workdir(args, folders))
+
+
+def _workdir(args: argparse.Namespace, folders: Sequence[RunPath]) -> RunPath:
+    if args.workdir is None and len(folders) != 1:
+        raise Exit("the report needs a folder of its own; add --workdir FOLDER")
+    return folders[0] if args.workdir is None else typed_folder(args.workdir)
 
 
 @contextlib.contextmanager
@@ -150,39 +169,20 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     return _shown(terminal_tables(groups), *files)
 
 
-def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
+def _show_examples(args: argparse.Namespace) -> int:
     """Draws the first examples of a config or a run, with all their uses."""
-    config = _config_or_run(args, extras)
-    if args.workdir is None and args.config is not None:
-        raise Exit("examples needs a folder for its page: add --workdir FOLDER")
-    folder = typed_folder(args.workdir or args.folders[1])
+    runs_given = [] if args.run is None else [typed_folder(args.run)]
+    config = runs_given[0] if runs_given else typed_config(args.config, args.fields)
+    folder = _workdir(args, runs_given)
     # Imported here: it imports jax.
     from echo_jax import runs
 
-    updates = 100 if args.updates is None else args.updates
     with exits_of(runs), Countdown(line_every_s=10.0) as countdown:
         page = runs.show_examples(
-            config, folder, updates=updates, on_progress=countdown.show
+            config, folder, updates=args.updates, on_progress=countdown.show
         )
     print(printable(page))
     return 0
-
-
-def _config_or_run(args: argparse.Namespace, extras: Sequence[str]) -> Any:
-    """Returns the given config or run folder."""
-    runs_given = args.folders[1:]
-    if (args.config is None) == (not runs_given):
-        raise Exit(
-            "examples needs a config or a run: add --config FILE.py, or one run folder;"
-            " a folder of that name is ./examples"
-        )
-    if args.config is not None:
-        return typed_config(args.config, extras)
-    if len(runs_given) > 1:
-        raise Exit("examples takes one run folder; leave the others out")
-    if extras:
-        raise Exit(f"unknown option {extras[0]!r}: fields belong to --config FILE.py")
-    return typed_folder(runs_given[0])
 
 
 def _shown(table: Any, *files: RunPath) -> int:

@@ -109,7 +109,10 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
     ("argv", "says"),
     [
         (["evaluate", "nowhere"], "nowhere holds no config.json, so it is no run"),
-        (["evaluate", "{shapes}", "--bogus"], "unknown option '--bogus'; see --help"),
+        (
+            ["evaluate", "{shapes}", "--bogus"],
+            "'--bogus'; see echo-jax evaluate --help",
+        ),
         (["predict", "{shapes}"], "there is nothing to predict; name files after WORK"),
         (["predict", "{lm}", "{shapes}/model.bin"], "it is UTF-16 text; convert it to"),
         (["predict", "{shapes}", "no.jpg"], "no.jpg: No such file or directory"),

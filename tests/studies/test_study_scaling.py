@@ -116,9 +116,6 @@ def test_runs_on_one_number_of_devices_are_refused(make, tmp_path, capsys):
     runs = [str(make("a", 2)), str(make("b", 2, batch=20))]
     with pytest.raises(StudyError, match=r"\(a: 2, b: 2\); name runs of one config"):
         read_scaling(runs)
-    for given, said in ((runs, "add --workdir FOLDER"), ([], "of that name is ./sca")):
-        assert main(["report", "scaling", *given]) == 2
-        assert said in capsys.readouterr().err
     out = tmp_path / "out"
     assert main(["report", "scaling", *runs, "--workdir", str(out)]) == 2
     assert not out.exists() and capsys.readouterr().err.count("\n") == 1
