@@ -1,5 +1,6 @@
 """Configs: refused values, files that fail, defaults that are left out, studies."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -68,6 +69,7 @@ echo.factor | --config.echo.factor: it needs a value; it is 1.0
 precision.compute=bf16 | compute='bf16' must be one of float32,
 model.dtype=float32 | config.model has no field 'dtype'
 workload=lmm | lmm
+optim.name=optax.nothing | config.optim.name='optax.nothing' is no public optimizer
 data.source=none.txt | none.txt
 data.train_examples=15 | more than the 15 examples ... set --config.batch_size=8, or
 """
@@ -83,6 +85,7 @@ def test_a_value_is_refused_with_its_field_and_the_fix(row, tmp_path, capsys):
     assert cli.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("echo-jax train: ")
+    assert not re.search(r"config\.config|(\b\w+\.)\1", line)  # Named once.
     at = 0
     for part in parts.split("..."):
         assert part.strip() in line[at:], line

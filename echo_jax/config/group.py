@@ -121,6 +121,8 @@ def named(group: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        if str(error).startswith("config."):
+            raise
         is_field = re.match(r"[\w.]+(=| must |: )", str(error))
         flag = "--config." if group == "config." else group
         text = re.sub(r"(set|Use) ([\w.]+=)", rf"\1 {flag}\2", str(error))

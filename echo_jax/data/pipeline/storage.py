@@ -41,12 +41,11 @@ class StorageSpec:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
-                    f"data.storage.{name}={value} must be a finite number >= 0; 0 "
-                    "switches it off."
+                    f"{name}={value} must be a finite number >= 0; 0 switches it off."
                 )
         if self.distribution not in get_args(Distribution):
             raise ValueError(
-                f"data.storage.distribution={self.distribution!r} is unknown; "
+                f"distribution={self.distribution!r} is unknown; "
                 f"use one of {', '.join(get_args(Distribution))}."
             )
 
