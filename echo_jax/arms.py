@@ -15,12 +15,14 @@ from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.terminal.notes import Notes
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import calibrate
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.sharding import idle_on_one_device, make_mesh
 from echo_jax.training.records.summary import read_diverged, write_diverged
+from echo_jax.training.start import check_start
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
@@ -65,11 +67,14 @@ def checked_workload(config: RunSpec) -> Workload:
     return workload
 
 
-def read_workload(config: RunSpec) -> Workload:
-    """Returns `checked_workload`, with a line on the console if it is slow."""
+def read_workload(
+    config: RunSpec, workdir: RunPath
+) -> tuple[Workload, CompiledFunctions]:
+    """Builds what is trained; checks the run, with a line on the console if slow."""
     notes = Notes(Console(quiet=not is_main_process()))
     with notes.slow("reading the data"):
-        return checked_workload(config)
+        workload = build(config)
+        return workload, check_start(config, workload, workdir)
 
 
 def arm_configs(config: Config) -> dict[str, RunSpec]:
@@ -186,9 +191,9 @@ def train_arm(config: RunSpec, workdir: RunPath, lock: FolderLock) -> int | None
     if update is not None:
         return update
     with errors_of_the_config():
-        workload = read_workload(config)
+        workload, compiled = read_workload(config, workdir)
     try:
-        train_checked(config, workload, workdir, lock)
+        train_checked(config, workload, workdir, compiled, lock)
     except NonFiniteLossError as error:
         write_diverged(workdir, config, workload, error)
         return error.update

@@ -112,12 +112,12 @@ def run_train(
                 notes = Notes(Console(quiet=not is_first))
                 with notes.slow("looking for the other processes"):
                     stack.enter_context(distributed.connected(spec))
-            workload = read_workload(spec)
+            workload, compiled = read_workload(spec, workdir)
             lock = stack.enter_context(lock_workdir(workdir))
             # Only now can no other run write into it.
             if is_main_process():
                 check_workdir(workdir, spec, workload.metadata)
-        return train_checked(spec, workload, workdir, lock)
+        return train_checked(spec, workload, workdir, compiled, lock)
 
 
 def run_study(

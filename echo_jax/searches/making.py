@@ -35,6 +35,7 @@ from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.runs import read_run
 from echo_jax.training.loop import train_checked
 from echo_jax.training.records.environment import is_same_data
+from echo_jax.training.start import check_start
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 
@@ -169,9 +170,9 @@ def _trained(
         console = Console(file=io.StringIO())
         try:
             config = arm.changed(fields)
-            train_checked(
-                config, build(config), run_folder(folder), lock, console=console
-            )
+            workload, workdir = build(config), run_folder(folder)
+            compiled = check_start(config, workload, workdir)
+            train_checked(config, workload, workdir, compiled, lock, console=console)
         except NonFiniteLossError as error:
             return Trial(**known, outcome="diverged", message=str(error)), {}
         except _FAILURES as error:

@@ -129,7 +129,8 @@ def train(
     with lock_workdir(workdir) as lock:
         if is_main_process():
             check_workdir(workdir, config, workload.metadata)
-        return train_checked(config, workload, workdir, lock, console=console)
+        compiled = check_start(config, workload, workdir)
+        return train_checked(config, workload, workdir, compiled, lock, console=console)
 
 
 # The caller holds the lock. Under it, `check_workdir` has accepted the folder.
@@ -137,13 +138,12 @@ def train_checked(
     config: RunSpec,
     workload: Workload,
     workdir: RunPath,
+    compiled: CompiledFunctions,
     lock: FolderLock,
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Trains a checked config in a checked, locked folder; see `train`."""
-    compiled = CompiledFunctions(config, workload)
-    check_start(config, workload, compiled, workdir)
+    """Trains what `check_start` accepted, in a checked and locked folder; see `train`."""
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)

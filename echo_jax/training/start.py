@@ -73,9 +73,10 @@ class Started:
 
 
 def check_start(
-    config: RunSpec, workload: Workload, compiled: CompiledFunctions, workdir: RunPath
-) -> None:
-    """Refuses an impossible run; writes nothing."""
+    config: RunSpec, workload: Workload, workdir: RunPath
+) -> CompiledFunctions:
+    """Refuses an impossible run, and returns its functions; writes nothing."""
+    compiled = CompiledFunctions(config, workload)
     check_echo(config, workload, compiled.mesh)
     check_data(config, workload)
     check_norm(config, compiled, workload)
@@ -83,6 +84,7 @@ def check_start(
     check_loggers(config.log.to, workdir)
     if compiled.local and is_main_process():
         check_replicas(workdir, compiled.mesh.size)
+    return compiled
 
 
 def start(

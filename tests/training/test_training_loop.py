@@ -33,6 +33,7 @@ from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
 from echo_jax.training.loop import train_checked
 from echo_jax.training.processes import make_mesh, param_shardings
 from echo_jax.training.saving import params_sha256
+from echo_jax.training.start import check_start
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
@@ -124,11 +125,11 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
             if self.calls == 3:
                 raise FolderInUseError("taken over")
 
-    config = tiny_config(updates=100)
+    config, folder = RunSpec.of(tiny_config(updates=100)), run_folder(tmp_path)
+    workload = make_workload(config)
+    compiled = check_start(config, workload, folder)
     with pytest.raises(FolderInUseError, match="taken over"):
-        train_checked(
-            RunSpec.of(config), make_workload(config), run_folder(tmp_path), Lost()
-        )
+        train_checked(config, workload, folder, compiled, Lost())
     assert not (tmp_path / "summary.json").exists()
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
