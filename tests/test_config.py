@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from echo_jax import cli
 from echo_jax.config import (
+    RunSpec,
     arm_names,
     check_config,
     default_config,
@@ -92,6 +93,19 @@ def test_a_value_is_refused_with_its_field_and_the_fix(row, tmp_path, capsys):
         at = line.index(part.strip(), at)
     # A corrected command must not find the folder taken.
     assert not folder.exists()
+
+
+def test_a_frozen_config_is_changed_by_dotted_names():
+    run = RunSpec.of(load_config("lm:tiny"))
+    fields = {"seed": 7, "optim.lr": 0.5, "data.storage.latency_s": 0.25}
+    changed = run.changed(fields)
+    assert (changed.seed, changed.optim.lr) == (7, 0.5)
+    assert changed.data.storage.latency_s == 0.25 and run.data.storage.latency_s == 0
+    restored = {"seed": 0, "optim.lr": run.optim.lr, "data.storage.latency_s": 0.0}
+    assert changed.changed(restored) == run
+    for name, value in (("data.storage.latency_s", -1.0), ("optim.lr", 0.0)):
+        with pytest.raises(ValueError, match=rf"^config\.{name}={value} must be"):
+            run.changed({name: value})
 
 
 def test_numbers_are_flags_as_people_write_them():

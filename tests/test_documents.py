@@ -18,7 +18,6 @@ import pytest
 import echo_jax
 from echo_jax.cli import make_parser
 from echo_jax.config import check_config, default_config, load_with_flags
-from echo_jax.config.workloads import FIELDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -214,7 +213,7 @@ def test_the_site_has_a_row_for_every_field_and_says_what_each_is():
             found[group, row[1]] = row[2]
             assert len(row[3]) > 1 and row[3][:1] != "|", f"nothing is said of {row[1]}"
     # As it is written: a flag takes what the default's type takes, and 1 is not 1.0.
-    for workload in FIELDS:
+    for workload in reference.FIELDS:
         for name, value in leaves(default_config(workload)):
             first, _, rest = name.partition(".")
             groups = (first if rest else "run", f"{first} of {workload}")

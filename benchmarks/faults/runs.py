@@ -213,7 +213,7 @@ def rows_of(workdir: Path) -> list[dict[str, Any]]:
     """Returns the rows of a run, without what depends on time."""
     from echo_jax.files.json_files import read_line
 
-    timed = ("_s", "_per_s", "idle_fraction")
+    timed = ("_s", "_per_s", "idle_fraction", "longest_wait_at")
     lines = (workdir / "metrics.jsonl").read_bytes().splitlines()
     return [
         {name: value for name, value in row.items() if not name.endswith(timed)}

@@ -72,18 +72,7 @@ class Group:
 
     def changed(self, fields: Mapping[str, Any]) -> Self:
         """Returns the group with other values, by their dotted names."""
-        own: dict[str, Any] = {}
-        inner: dict[str, dict[str, Any]] = {}
-        for name, value in fields.items():
-            first, _, rest = name.partition(".")
-            if rest:
-                inner.setdefault(first, {})[rest] = value
-            else:
-                own[first] = value
-        for name, values in inner.items():
-            with named(f"{name}."):
-                own[name] = self[name].changed(values)
-        return dataclasses.replace(self, **own)  # pyright: ignore[reportArgumentType]
+        return _changed(self, fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as a nested dict."""
@@ -113,6 +102,21 @@ def made(group: type, values: Mapping[str, Any]) -> Any:
             with named(f"{name}."):
                 own[name] = made(kind, value)
     return group(**own)
+
+
+def _changed(group: Any, fields: Mapping[str, Any]) -> Any:
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            own[first] = value
+    for name, values in inner.items():
+        with named(f"{name}."):
+            own[name] = _changed(getattr(group, name), values)
+    return dataclasses.replace(group, **own)
 
 
 @contextlib.contextmanager

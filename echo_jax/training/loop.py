@@ -143,7 +143,7 @@ def train_checked(
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Trains what `check_start` accepted, in a checked and locked folder; see `train`."""
+    """Trains a run that `check_start` accepted, in a checked, locked folder."""
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)

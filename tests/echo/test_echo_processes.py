@@ -75,7 +75,8 @@ def same_everywhere(*meshes):
                 found = list(batches)
                 assert all(each["x"].sharding == sharding for each in found)
                 np.savez(f"{folder}/{process} {mesh} {name}.npz", *whole(found))
-                record = [vars(batches.counts), batches.log and batches.log.to_json()]
+                log = batches.log and batches.log.to_json()
+                record = [batches.counts._asdict(), log]
                 with open(f"{folder}/{process} {mesh} {name}.json", "w") as file:
                     json.dump(record, file)
 
@@ -211,7 +212,7 @@ def test_two_processes_draw_what_one_draws(tmp_path, devices, meshes):
         found = [*np.load(path.with_suffix(".npz")).values()]
         for rows, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(rows, wanted)
-        assert vars(one.counts) == counts
+        assert one.counts._asdict() == counts
 
 
 def test_two_processes_go_on_from_every_batch(tmp_path):

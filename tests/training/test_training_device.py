@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tiny_workload import ADAPTIVE, STOCHASTIC, make_workload, rows_of, run, tiny_config
 
 import echo_jax as ej
-from echo_jax.config import RunSpec, check_config
-from echo_jax.config.batch import BatchSpec
+from echo_jax.config import BatchSpec, RunSpec, check_config
 from echo_jax.training import next_group
 from echo_jax.training.feeds import check_echo, open_feed
 from echo_jax.training.processes import make_mesh
