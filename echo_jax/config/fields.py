@@ -13,9 +13,12 @@ from echo_jax.config.workloads import FIELDS
 def field_lines(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the flag and the description of every field of a training or a study."""
     base = config.base if "base" in config else config
-    model, data = FIELDS[base.workload]
     about = dict(described(RunSpec))
-    about |= {**dict(described(model, "model.")), **dict(described(data, "data."))}
+    # A workload of somebody else has no texts for its fields.
+    for kind, group in zip(
+        FIELDS.get(base.workload, ()), ("model.", "data."), strict=False
+    ):
+        about |= dict(described(kind, group))
     of_study = dict(described(StudySpec)) if "base" in config else {}
     for name, value in _leaves(config):
         group, _, rest = name.partition(".")

@@ -51,7 +51,13 @@ from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
-from echo_jax.training.start import Started, check_start, start, unsaved_end
+from echo_jax.training.start import (
+    Started,
+    check_start,
+    say_gives_up,
+    start,
+    unsaved_end,
+)
 from echo_jax.training.step import StepReport
 from echo_jax.training.update.local import Meetings
 from echo_jax.training.window import NonFiniteLossError
@@ -288,6 +294,7 @@ class Trainer:
 
     def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
         """Saves the run if that is possible; returns the error that ends it."""
+        say_gives_up(self.progress, stalled)
         unsaved, updates = self._unsaved, self.totals.updates
         if not updates:
             unsaved = "nothing was trained yet"
@@ -303,8 +310,7 @@ class Trainer:
             self.save(stalled.state)
             if stalled.is_stuck:
                 self._checkpoints.close()
-        note = self.progress.note
-        return unsaved_end(updates, unsaved, self._checkpoints, note, stalled)
+        return unsaved_end(updates, unsaved, self._checkpoints, stalled)
 
     def take(self) -> Any:
         """Returns the input of the next updates; its time counts as waiting."""

@@ -6,7 +6,6 @@ the loop needs.
 
 import contextlib
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -112,18 +111,18 @@ def start(
     else:
         state, warm = _first_state(config, workload, workdir, compiled, progress)
     totals = Totals.resumed(before["totals"] if before else [])
+
+    def end(stalled: Stalled) -> Interrupted | DataTimeoutError:
+        say_gives_up(progress, stalled)
+        unsaved = "nothing was trained yet"
+        return unsaved_end(totals.updates, unsaved, checkpoints, stalled)
+
     watchdog = Watchdog(
         describe_data(config),
         timeout_s=config.data.timeout_s,
         is_shared=jax.process_count() > 1,
         note=peers.here().shared_note(progress.note),
-        end=partial(
-            unsaved_end,
-            totals.updates,
-            "nothing was trained yet",
-            checkpoints,
-            progress.note,
-        ),
+        end=end,
     )
     stack.enter_context(watchdog)
     peers.here().when_stop_asked(partial(watchdog.stop, signal.SIGTERM))
@@ -161,17 +160,17 @@ def start(
         }
     _write_facts(config, workload, workdir, compiled, totals, warm, progress)
     return Started(
-        state,
-        totals,
-        progress,
-        clock,
-        checkpoints,
-        watchdog,
-        feed,
-        decided.rates,
-        log,
-        flops,
-        bytes_sent,
+        state=state,
+        totals=totals,
+        progress=progress,
+        clock=clock,
+        checkpoints=checkpoints,
+        watchdog=watchdog,
+        feed=feed,
+        rates=decided.rates,
+        log=log,
+        flops=flops,
+        bytes_sent=bytes_sent,
     )
 
 
@@ -232,16 +231,16 @@ def _write_facts(
         progress.note(moved)
 
 
+def say_gives_up(progress: Progress, stalled: Stalled) -> None:
+    """Notes that a run ends in a wait, before it tries to save."""
+    with contextlib.suppress(OSError):  # The terminal may be closed.
+        progress.note(f"gives up waiting {stalled.what}")
+
+
 def unsaved_end(
-    updates: int,
-    unsaved: str,
-    checkpoints: Checkpoints,
-    note: Callable[[str], None],
-    stalled: Stalled,
+    updates: int, unsaved: str, checkpoints: Checkpoints, stalled: Stalled
 ) -> Interrupted | DataTimeoutError:
     """Returns the error that ends a run in a wait; `unsaved`: why it is not saved."""
-    with contextlib.suppress(OSError):  # The terminal may be closed.
-        note(f"gives up waiting {stalled.what}")
     if unsaved and (saved := checkpoints.latest()) is not None:
         lost = updates - saved
         stands = "stands" if checkpoints.settle() else "was not whole yet"

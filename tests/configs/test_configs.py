@@ -268,6 +268,14 @@ def test_configs_are_listed_and_shown_with_what_they_are(capsys):
     at = lines.index("--config.init_from=")
     assert lines[at + 1].startswith("    A run folder, or a file of 'echo-jax export")
     assert "--config.base.init_from=" in said("show", "quickstart")
+    # Also those of a workload that nobody here knows.
+    made = "c = default_config().unlock(); c.workload, c.model.rings = 'chess', 3"
+    Path("own.py").write_text(
+        "from echo_jax.config import default_config\n"
+        f"def get_config():\n    {made}; return c\n"
+    )
+    lines = said("show", "own.py")
+    assert "--config.model.rings=3" in lines and "    optimizer steps" in lines
 
 
 # Each with imports, or with a config that it loads, of another kind.
