@@ -1,7 +1,7 @@
 """Pictures of what the benchmarks measured, and of what the paper did.
 
 ``python -m benchmarks.figures docs/which_echo.png`` draws the one of
-docs/which-echo.md.
+docs/choose-an-echo.md.
 """
 
 import json

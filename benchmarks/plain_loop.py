@@ -19,7 +19,7 @@ from benchmarks.simulation import service_times
 _ROWS, _WIDTH = 32, 512
 _SECONDS, _ROUNDS = 4.0, 5
 _RATIO, _FACTOR = 3.6, 4
-_CAP = 8  # as docs/which-echo.md says of an adaptive echo: twice R
+_CAP = 8  # as docs/choose-an-echo.md says of an adaptive echo: twice R
 
 
 @jax.jit

@@ -224,7 +224,7 @@ TABLES = {
         },
     ),
     "s8": Table(
-        "arm",
+        "variant",
         [_made("s8"), _final("s8", "last loss less that of batches of 32")],
         {
             "baseline": "batches of 32, AdamW",

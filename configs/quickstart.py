@@ -28,7 +28,7 @@ measured before the arms run, and sets the storage's speed:
     which        placements, orders, factors, buffers and modes, R = 4
     bursty       some of them where one read in ten takes 16 times as long
 
-Each ends within 5 minutes; docs/which-echo.md shows the last two.
+Each ends within 5 minutes; docs/choose-an-echo.md shows the last two.
 """
 
 from pathlib import Path

@@ -420,7 +420,7 @@ for name, spec in specs.items():
 # fast it takes none in advance, and when the loader stalls it soon waits. The adaptive
 # one has taken what came, and lives on it.
 #
-# `docs/which-echo.md` says when adaptive is the right mode; where a constant R is
+# `docs/choose-an-echo.md` says when adaptive is the right mode; where a constant R is
 # known, a fixed factor is, since its repeats lie further apart.
 #
 # What an adaptive echo decides depends on the clock, so it is kept: `log` has a bit for
@@ -440,4 +440,4 @@ print(f"{len(again)} batches, the same images in all: {np.array_equal(again, use
 # Mind what this notebook is not: one seed, one learning rate for all, a small network,
 # and a storage that sleeps. It shows what happens when echoing is switched on in a loop
 # that waits. What it is worth to yours, a run of yours shows; `02_where_to_echo` shows
-# what there is to choose, and `docs/which-echo.md` how to choose.
+# what there is to choose, and `docs/choose-an-echo.md` how to choose.

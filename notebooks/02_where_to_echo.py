@@ -19,7 +19,7 @@
 # It takes less than a minute on two CPU cores. The images are synthetic shapes of 32 by
 # 32 pixels, drawn by the program and stored as JPEG, so that nothing has to be
 # downloaded. Nothing is trained: what placements and orders are worth in training is
-# measured in `docs/which-echo.md` and in `03_explore_results`.
+# measured in `docs/choose-an-echo.md` and in `03_explore_results`.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
 # place where your copy of the repository lies, or name a wheel: nothing has to be
@@ -391,8 +391,8 @@ plt.show()
 # some items are used once and others often, and how much is read is known on average
 # only.
 #
-# `docs/which-echo.md` says which one when; `01_echo_in_your_trainer` shows an adaptive
-# echo in a loop, and `03_explore_results` one in a config.
+# `docs/choose-an-echo.md` says which one when; `01_echo_in_your_trainer` shows an
+# adaptive echo in a loop, and `03_explore_results` one in a config.
 #
 # ## Lags
 #
@@ -483,5 +483,5 @@ plt.show()
 # machine. The short lags of `spread` are from the beginning, while its buffer fills.)
 #
 # In a config all of this is five fields: `echo.after`, `echo.where`, `echo.mode`,
-# `echo.order` and `echo.buffer`. `docs/which-echo.md` says how to choose them from what
-# `ej.probe` finds.
+# `echo.order` and `echo.buffer`. `docs/choose-an-echo.md` says how to choose them from
+# what `ej.probe` finds.

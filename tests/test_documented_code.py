@@ -34,15 +34,8 @@ BLOCKS = {
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
     "README.md": ("for batch in", "ej.probe", "AdaptiveSpec"),
-    "docs/library.md": (
-        "ej.probe",
-        "PadCrop",
-        "model",
-        "count()",
-        "StepEcho",
-        "replay",
-        "make_my",
-    ),
+    "docs/in-your-trainer.md": ("ej.probe", "replay", "make_my"),
+    "docs/on-accelerator.md": ("PadCrop", "model", "count()", "StepEcho"),
     "docs/generated-data.md": ("MapDataset", "solver.next_batch"),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
@@ -139,7 +132,9 @@ def test_the_calls_of_the_readme(name, least, times, size):
     assert max(len(batch) for batch in uses.batches) == size
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/site/index.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/in-your-trainer.md", "docs/site/index.md"]
+)
 def test_the_probe(page, capsys, monkeypatch):
     monkeypatch.setitem(ej.probe.__kwdefaults__, "seconds", 0.2)
 
@@ -154,13 +149,13 @@ def test_the_probe(page, capsys, monkeypatch):
 def test_an_echo_on_the_accelerator():
     uses = Uses()
     mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
-    names = run("docs/library.md", "PadCrop", **mine)
+    names = run("docs/on-accelerator.md", "PadCrop", **mine)
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
     mine = {"host_batches": Loader(), "spec": ej.EchoSpec(2, batch_size=BATCH_SIZE)}
     mine |= {"jax": jax, "NamedSharding": NamedSharding, "PartitionSpec": PartitionSpec}
     for word in ("model", "count()"):
-        names = run("docs/library.md", word, **mine)
+        names = run("docs/on-accelerator.md", word, **mine)
         first = next(names["batches"])["image"]
         assert first.sharding == names["sharding"]
 
@@ -169,7 +164,9 @@ def test_an_echo_in_the_readers_own_step():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 32, 3), np.uint8)
     batches = [{"image": each, "label": np.arange(32) % 10} for each in pixels]
     augment = Augment((Flip(),))
-    names = run("docs/library.md", "StepEcho", host_batches=batches, augment=augment)
+    names = run(
+        "docs/on-accelerator.md", "StepEcho", host_batches=batches, augment=augment
+    )
     assert (np.bincount(names["tags"].fresh_index.ravel()) == 4).all()
     assert names["update"]._cache_size() == 1 and names["loss"] < np.log(10)
 
@@ -178,7 +175,7 @@ def test_an_echo_is_saved_and_replayed():
     uses = Uses()
     spec = ej.AdaptiveSpec(max_uses=3, buffer=256, batch_size=32)
     mine = {"loader": Loader(), "spec": spec, "state": 0}
-    names = run("docs/library.md", "replay", train_step=uses.train_step, **mine)
+    names = run("docs/in-your-trainer.md", "replay", train_step=uses.train_step, **mine)
     assert set(uses.counts()) <= {1, 2, 3}
     with ej.echo_batches(Loader(), spec, prefetch=2) as ended:
         ended.set_state(names["checkpoint"])
@@ -190,7 +187,8 @@ def test_an_echo_is_saved_and_replayed():
     "with_tensorflow", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
-    assert any(TF_LINE in block for block in BLOCKS["docs/library.md"])
+    page = "docs/in-your-trainer.md"
+    assert any(TF_LINE in block for block in BLOCKS[page])
     mine = {
         "grain_iter_dataset": grain.MapDataset.range(9).to_iter_dataset(),
         "items": range(9),
@@ -206,9 +204,9 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
 
         mine["tf_dataset"] = tf.data.Dataset.range(9)
     else:
-        without = [each.replace(TF_LINE, "") for each in BLOCKS["docs/library.md"]]
-        monkeypatch.setitem(BLOCKS, "docs/library.md", without)
-    names = run("docs/library.md", "make_my", **mine)
+        without = [each.replace(TF_LINE, "") for each in BLOCKS[page]]
+        monkeypatch.setitem(BLOCKS, page, without)
+    names = run(page, "make_my", **mine)
     twice = np.repeat(np.arange(9), 2).tolist()
     assert [*names["ds"]] == twice
     assert names["tags"] == ej.UseInfo(8, 1)

@@ -18,6 +18,7 @@ import pytest
 import echo_jax
 from echo_jax.cli import make_parser
 from echo_jax.config import check_config, default_config, load_with_flags
+from echo_jax.echo.orders import ORDERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -129,22 +130,24 @@ def _commands() -> Iterator[tuple[str, str]]:
 
 
 def test_every_command_can_be_parsed_with_its_config():
-    num_configs = 0
+    parser, checked, num_configs = make_parser(), set(), 0
     for where, line in _commands():
         # Of a loop of the shell: $((8*n)), and a variant of its own.
         words = shlex.split(re.sub(r":\$\w+", "", re.sub(r"\$\(\(.*?\)\)", "8", line)))
         if "--help" in words or "|" in words:
             continue
         try:
-            args, extras = make_parser().parse_known_args(words[1:])
+            args, extras = parser.parse_known_args(words[1:])
         except SystemExit:
             pytest.fail(f"{where}: {line}")
         name = getattr(args, "config", None)
         if name and name != "CONFIG":
             num_configs += 1
             path = str(ROOT / name) if ".py" in name else name
-            config = load_with_flags(path, extras)
-            check_config(config.get("base", config))
+            if (path, *extras) not in checked:
+                checked.add((path, *extras))
+                config = load_with_flags(path, extras)
+                check_config(config.get("base", config))
         else:
             assert not extras, f"{where}: {line}"
     assert num_configs > 30
@@ -172,6 +175,20 @@ def test_every_file_exists():
     for where, link in _in_documents(r"\]\(([^)#]+)\)"):
         if "://" not in link:
             assert (ROOT / where).parent.joinpath(link).exists(), f"{where}: {link}"
+
+
+def test_the_site_lists_every_page():
+    listed = DOCUMENTS["docs/site/index.md"].rpartition("## ")[2]
+    for page in ROOT.glob("docs/*.md"):
+        assert re.search(rf"(?m)^(?:.*<)?\.\./{page.stem}>?$", listed), page.stem
+
+
+def test_the_orders_of_the_first_explanation_are_real():
+    page = DOCUMENTS["docs/concepts.md"]
+    for order in ORDERS:
+        spec = echo_jax.EchoSpec(2, order=order, buffer=8, batch_size=2)
+        uses = " ".join(echo_jax.echo("abcdefghijkl", spec))
+        assert re.search(rf"(?m)^{order} +{uses}$", page), f"{order} {uses}"
 
 
 def test_the_constraints_are_the_versions_of_the_published_results():

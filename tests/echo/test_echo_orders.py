@@ -24,7 +24,7 @@ from echo_jax.echo.plans import FixedPlan
 def test_every_order_can_be_configured_and_is_in_the_docs():
     config = default_config()
     config.workload = "lm"
-    docs = (Path(__file__).parents[2] / "docs/library.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/in-your-trainer.md").read_text()
     for config.echo.order in ORDERS:
         check_config(config)
         sentence = ORDERS[config.echo.order].sentence

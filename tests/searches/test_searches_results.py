@@ -127,7 +127,7 @@ def test_the_tables_of_the_pages_are_those_of_the_published_trials(tmp_path, stu
     ("page", "least", "until"),
     [
         ("results.md", 70, None),
-        ("which-echo.md", 7, None),
+        ("choose-an-echo.md", 7, None),
         ("large-batches.md", 4, "**Longer, with a 16th"),
         ("reproduce-paper.md", 20, None),
         ("../README.md", 2, None),

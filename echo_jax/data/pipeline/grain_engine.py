@@ -3,7 +3,7 @@
 The stages above the echo run in reader threads or worker processes. The stages below
 it run in one background thread. The echo never runs inside a worker: its repeats would
 cross the process boundary, which costs more than making them (measured:
-docs/design.md).
+docs/decisions.md).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The laws that every echo obeys (docs/design.md, section 3), as a check for any echo.
+"""The laws that every echo obeys (docs/laws.md), as a check for any echo.
 
 `assert_echo_laws` feeds an echo distinguishable items through an upstream that counts
 its reads. It compares the output with the spec's demands.
@@ -33,7 +33,7 @@ def assert_echo_laws(
     read_ahead: int = 0,
     max_rereads: int | None = None,
 ) -> None:
-    """Checks that an echo obeys the laws of docs/design.md, section 3.
+    """Checks that an echo obeys the laws of docs/laws.md.
 
     1. Exactness: every item has the uses, and every use the item, that the spec says.
     2. Identity: without repeats the output is the upstream.
@@ -55,7 +55,7 @@ def assert_echo_laws(
     11. One consumer: another thread gets a ``ValueError``. ``close`` and the end of a
         ``with`` are final, and leave no thread behind.
 
-    The bounds of laws 4 and 6 are at the end of that section.
+    The bounds of laws 4 and 6 are at the end of that page.
 
     Args:
       make_echo: Builds the echo under test: from a `CountingUpstream` and a spec, an

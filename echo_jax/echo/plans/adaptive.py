@@ -4,7 +4,7 @@ For every batch, take fresh items if they are ready. Fill the batch up with the 
 below `max_uses` that were unused for longest. Wait only if these are too few. The plan
 needs no knowledge of the rates. The longest unused items are repeated, because the
 value of a repeat follows its lag (Choi et al. 2019, figure 7), and because the newest
-ones would run out earlier when storage stalls (docs/design.md).
+ones would run out earlier when storage stalls (docs/decisions.md).
 
 Unused items are mixed with repeats: a batch holds them in the share in which fresh
 items came over the last batches, in their order. So each waits for a bounded number of
