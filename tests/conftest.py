@@ -59,7 +59,19 @@ with contextlib.suppress(ImportError):
 # with, for half a second.
 shapes._encoded = functools.lru_cache(2**14)(shapes._encoded)
 
-NONE_OPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ
+
+def _none_optimized():
+    return "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ
+
+
+def _optimize_nothing():
+    """Halves the time of compilations: machine code is not optimized, and runs slower.
+
+    XLA's own passes are run as always. Processes that tests start do the same.
+    """
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    jax.config.update("jax_disable_most_optimizations", True)
+
 
 # How fast a run is is no test's subject: two seconds, or twenty steps, are for users.
 loader.BUDGET_S = measure.BUDGET_S = 0.05
@@ -77,6 +89,9 @@ def pytest_configure(config):
     Half of the time of the tests would go into compiling the same ones. There is a
     bound on the size, because with one jax takes a lock: nothing half-written is read.
     """
+    # Slow tests train for longer, and run the programs that users run.
+    if not config.option.markexpr.startswith("slow"):
+        _optimize_nothing()
     if not config.pluginmanager.hasplugin("cacheprovider"):
         return
     shared = {
@@ -138,12 +153,15 @@ def _shared_soon():
 
 
 def _compiled_soon():
+    if _none_optimized():
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("echo_jax.training.compiled._share", _shared_soon())
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
         yield
-        jax.config.update("jax_disable_most_optimizations", NONE_OPTIMIZED)
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -187,7 +205,7 @@ def inflated(monkeypatch):
 # tests file by file then end together. What stands here changes no result.
 LONGEST = """
 launch_search training_distributed notebooks workload_lm workload_training cli loaders
-launch_run folders echo_laws training_device tfdata export training_resume
+folders echo_laws training_device tfdata export training_resume
 model_commands trained_run data_tfdata_pipeline training_local training_loop networks
 data_pipeline workload_coco
 """

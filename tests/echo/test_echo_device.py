@@ -104,6 +104,21 @@ def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
         assert len(batches) == len(runs[0]) == 6
 
 
+def noisy_batches(**options):
+    def noisy(batch, keys):
+        noise = jax.vmap(lambda key: jax.random.bits(key, (5,), np.uint8))(keys)
+        return {**batch, "pixels": batch["pixels"] ^ noise}
+
+    spec = ej.EchoSpec(1.5, 64, "spread", 32, seed=1)
+    options = {"num_lanes": 4, "augment": noisy, **options}
+    return ej.device.echo_batches(Chunks(8), spec, **options)
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    return [*map(jax.device_get, noisy_batches(mesh=mesh_of(1)))]
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     ("shape", "axes", "rows"),
@@ -114,22 +129,15 @@ def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
         ((2, 2), ("model", "data"), "data"),  # whose neighbours hold other rows
     ],
 )
-def test_batches_have_the_sharding_that_is_asked_for(shape, axes, rows, kind):
+def test_batches_have_the_sharding_that_is_asked_for(
+    shape, axes, rows, kind, on_one_device
+):
     mesh = jax.make_mesh(shape, axes, (kind,) * len(axes), devices=jax.devices()[:4])
     sharding = NamedSharding(mesh, PartitionSpec(rows))
-    spec = ej.EchoSpec(1.5, 64, "spread", 32, seed=1)
-
-    def noisy(batch, keys):
-        noise = jax.vmap(lambda key: jax.random.bits(key, (5,), np.uint8))(keys)
-        return {**batch, "pixels": batch["pixels"] ^ noise}
-
-    options = {"num_lanes": 4, "augment": noisy}
-    alone = ej.device.echo_batches(Chunks(8), spec, mesh=mesh_of(1), **options)
-    alone = [*map(jax.device_get, alone)]
-    spread = ej.device.echo_batches(Chunks(8), spec, sharding=sharding, **options)
     with jax.set_mesh(mesh):
         step = jax.jit(lambda batch: batch["index"] + 1, in_shardings=sharding)
-        for expected, batch in zip(alone, spread, strict=True):
+        on_four = noisy_batches(sharding=sharding)
+        for expected, batch in zip(on_one_device, on_four, strict=True):
             assert all(leaf.sharding == sharding for leaf in batch.values())
             np.testing.assert_array_equal(step(batch), expected["index"] + 1)
             for name, leaf in batch.items():

@@ -22,6 +22,7 @@ from echo_jax.echo.laws import (
     Interrupted,
     assert_device_laws,
     assert_echo_laws,
+    failures,
     interruption,
 )
 
@@ -418,7 +419,11 @@ def test_an_echo_that_leaves_a_thread_is_caught(monkeypatch):
         (OpensAgain, 11, "after close: expected a ValueError"),
     ],
 )
-def test_an_echo_that_breaks_under_a_failure_is_caught(make_echo, law, complaint):
+def test_an_echo_that_breaks_under_a_failure_is_caught(
+    make_echo, law, complaint, monkeypatch
+):
+    # So long a thread waits in vain for the broken echo to refuse another one.
+    monkeypatch.setattr(failures, "_ANSWER_S", 2.0)
     with pytest.raises(AssertionError, match=rf"^law {law} \((?s:.*){complaint}"):
         assert_echo_laws(make_echo, TWO_AND_A_HALF, laws=[law])
 

@@ -39,7 +39,6 @@ def lm_run(trained_once):
 
 @pytest.fixture(scope="session")
 def shapes_run(trained_once):
-    """A run of images, with pages for TensorBoard, and its summary."""
+    """A run of images, and its summary."""
     fields = {"batch.norm": "recompute", "batch.norm_batches": 2}
-    fields["log.to"] = ("tensorboard",)
     return trained_once("shapes", lambda folder: shapes_config(**fields))
