@@ -1,77 +1,60 @@
-"""Disks that are full: at the n-th write of a run folder's small files, or really."""
+"""Full disks: a simulated one at the n-th write, and a real one that is too small."""
 
+import builtins
 import contextlib
 import errno
+import functools
+import io
+import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.faults.campaign import NotHereError
-from echo_jax.files.folders import RunPath
 
 
-def fill_at(number: int, name: str = "", patch: Callable[..., None] = setattr) -> None:
-    """Lets a write find the disk full, with half of it written.
+def fill_at(number: int, name: str, patch: Callable[..., None]) -> None:
+    """Lets a write find the disk full, after half of its content.
 
-    Args:
-      number: Which write, from 1.
-      name: Of the file whose writes count; all if it is empty.
-      patch: Replaces a method, for good or, as pytest's does, for a while.
+    That is the first write after the `number`-th opening of a file, from 1, whose name
+    contains `name`. `patch` replaces an attribute, as pytest's ``setattr`` does.
     """
-    count = 0
-    append = RunPath.append
+    whole_open, openings = builtins.open, itertools.count(1)
 
-    def filling(method: Callable[..., None]) -> Callable[..., None]:
-        def write(path: RunPath, content: Any, **options: Any) -> None:
-            nonlocal count
-            counts = not name or path.name == name
-            count += counts
-            if not counts or count != number:
-                return method(path, content, **options)
-            if method is append:
-                append(path, content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def open_filling(file: Any, mode: str = "r", *args: Any, **options: Any) -> IO[Any]:
+        opened: Any = whole_open(file, mode, *args, **options)
+        path = Path(os.readlink(f"/proc/self/fd/{opened.fileno()}"))
+        if mode[0] != "r" and name in path.name and next(openings) == number:
+            opened.write = functools.partial(_write_half, opened.write)
+        return opened
 
-        return write
+    for module in (builtins, io):
+        patch(module, "open", open_filling)
 
-    patch(RunPath, "append", filling(append))
-    patch(RunPath, "write", filling(RunPath.write))
+
+def _write_half(write: Callable[[Any], int], content: Any) -> None:
+    write(content[: len(content) // 2])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """Mounts a disk in memory, of pages of 4 kB.
-
-    Args:
-      folder: Where; it is made.
-      size: Of the disk, in bytes.
-
-    Yields:
-      The folder.
-
-    Raises:
-      NotHereError: Nothing can be mounted here.
-    """
+def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """Mounts a disk in memory, with pages of 4 kB, and yields its folder."""
     folder.mkdir()
-    _mount(f"size={size}", "tmpfs", str(folder))
+    resize(folder, num_bytes, options="")
     try:
         yield folder
     finally:
-        # Also where what was killed there has not gone yet.
+        # Lazily, because a killed process may not have gone yet.
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def resize(folder: Path, size: int) -> None:
-    """Changes the size in bytes of a disk of `small_disk`, with what is on it."""
-    _mount(f"remount,size={size}", str(folder))
-
-
-def _mount(options: str, *what: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", options, *what]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or error
-        raise NotHereError(f"no disk can be mounted: {str(said).strip()}") from error
+def resize(folder: Path, num_bytes: int, options: str = "remount,") -> None:
+    """Changes the size of a disk of `small_disk`, and keeps its files."""
+    options += f"size={num_bytes}"
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise NotHereError(f"no disk can be mounted: {done.stderr.strip()}")

@@ -1,298 +1,227 @@
-"""F11: links, pipes, pickles and names that lead elsewhere, in files of strangers."""
+"""F6 and F11: files that a fuzzer or a stranger has made, read by commands."""
 
-import dataclasses
+import gzip
 import io
+import json
 import os
 import pickle
 import random
+import re
 import shutil
 import tarfile
+import zipfile
+from functools import partial
 from pathlib import Path
 
-from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
-from benchmarks.faults.files import write_images
-from benchmarks.faults.parsed_files import read_shard, some_shard
-from benchmarks.faults.processes import Ended, command, isolated
-from benchmarks.faults.runs import HOST, last_saved, source_of, trained, unbroken
+from benchmarks.faults import runs
+from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held_if
+from benchmarks.faults.commands import Ended
 
-_LIMIT_S = 120.0
-_SEARCH = Path(__file__).parents[2] / "results" / "s3"
+_MEMORY_BYTES = 1 << 30  # that a command may take beyond its imports
+_HUGE_BYTES = 3 << 29  # more than that
 _SECRET = "aws_secret_access_key = 12345"
-_FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json")
-_REPORT = ("table.md", "figure.png", "figure.svg", "report.html")
-_MAX_BYTES = 1 << 28  # of a run folder's file that is read
+# The file of each kind that is changed, and what `prepare` is given.
+_FILES = {
+    "JPEG": ("images/ant/000.jpg", "images images --max-bad 50%"),
+    "PNG": ("images/cat/a.png", "images images --max-bad 50%"),
+    "tar": ("a.tar", "images a.tar --max-bad 50%"),
+    "tar.gz": ("a.tar.gz", "images a.tar.gz --max-bad 50%"),
+    "zip": ("a.zip", "images a.zip --max-bad 50%"),
+    "COCO": ("a.json", "coco a.json:images --max-bad 50%"),
+    "text": ("a.txt", "text a.txt --tokenizer bytes --block 16"),
+    "text.gz": ("a.txt.gz", "text a.txt.gz --tokenizer bytes --block 16"),
+}
+
+
+def write_files(folder: Path) -> Path:
+    """Writes a valid file of each kind."""
+    import cv2
+    import numpy as np
+
+    images = runs.write_images(folder / "images")
+    cv2.imwrite(str(images / "cat" / "a.png"), np.eye(20, dtype=np.uint8))
+    for kind in ("tar", "gztar", "zip"):
+        shutil.make_archive(str(folder / "a"), kind, images)
+    sizes = {"height": 12, "width": 10}
+    names = enumerate(("ant/000.jpg", "cat/001.jpg"))
+    box = {"category_id": 3, "bbox": [1, 2, 3.5, 4], "iscrowd": 0, "area": 14}
+    coco = {
+        "images": [{"id": n, "file_name": name, **sizes} for n, name in names],
+        "annotations": [{"id": n, "image_id": n % 2, **box} for n in range(4)],
+        "categories": [{"id": 3, "name": "cat"}],
+    }
+    (folder / "a.json").write_text(json.dumps(coco))
+    text = b"It was a dark and stormy night; the rain fell in torrents.\n" * 20
+    (folder / "a.txt").write_bytes(text)
+    (folder / "a.txt.gz").write_bytes(gzip.compress(text))
+    return folder
+
+
+def _write_bombs(folder: Path) -> Path:
+    """Writes small files that become larger than the memory."""
+    write_files(folder)
+    chunks = [bytes(1 << 24)] * (_HUGE_BYTES >> 24)
+    with (
+        zipfile.ZipFile(folder / "a.zip", "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("ant/huge.jpg", "w", force_zip64=True) as member,
+    ):
+        member.writelines(chunks)
+    with gzip.open(folder / "a.txt.gz", "wb", compresslevel=1) as file:
+        file.writelines(chunks)
+    # The width and height of a PNG follow its first 16 bytes.
+    png = (folder / "images" / "cat" / "a.png").read_bytes()
+    huge = png[:16] + (60_000).to_bytes(4, "big") * 2 + png[24:]
+    (folder / "images" / "cat" / "a.png").write_bytes(huge)
+    return folder
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """Changes a file as a fuzzer does, once to four times."""
+    for _ in range(rng.randint(1, 4)):
+        at, size = rng.randrange(len(data) + 1), rng.randint(1, 64)
+        before, part, after = data[:at], data[at : at + size], data[at + size :]
+        flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in part[:4])
+        number = rng.choice((b"-1", b"0", b"1e999", b"9" * 20, b"null", b"[]"))
+        changes = (
+            before,
+            before + after,
+            before + part * rng.randint(2, 20) + after,
+            after + part + before,
+            before + rng.randbytes(size) + after,
+            before + b"\xff" * size + after,
+            before + flipped + part[4:] + after,
+            before + re.sub(rb"\d+", number, part + after, count=1),
+        )
+        data = rng.choice(changes)
+    return data
+
+
+def _prepare(kind: str, folder: Path, bench: Bench) -> tuple[Ended, Outcome]:
+    """Prepares a file: it is taken, skipped, or refused by name within the memory."""
+    name, words = _FILES[kind]
+    work = runs.Prepare(kind, lambda _: folder, f"{words} --workers 1")
+    ended = runs.done(work, bench, bench.folder / "out", memory_bytes=_MEMORY_BYTES)
+    if outcome := ended.failed(kind, status=None):
+        return ended, outcome
+    # A bad member of an archive is named with its split.
+    is_named = any(each in ended.output for each in (Path(name).name, "train"))
+    note = f"{kind}: {ended.line}"
+    return ended, held_if(is_named or not ended.status, note, Verdict.TRACEBACK)
+
+
+def fuzz(kind: str, rng: random.Random, bench: Bench) -> Outcome:
+    """Prepares a file that was changed as by a fuzzer."""
+    name, words = _FILES[kind]
+    # A file that is refused as it is would show nothing.
+    valid = partial(Bench.once, name="valid", make=write_files)
+    runs.unbroken(bench, runs.Prepare(kind, valid, words))
+    folder = bench.folder / "files"
+    shutil.copytree(valid(bench), folder)
+    data = (folder / name).read_bytes()
+    if kind == "text.gz" and rng.random() < 0.5:
+        data = gzip.compress(mutate(gzip.decompress(data), rng))
+    else:
+        data = mutate(data, rng)
+    (folder / name).write_bytes(data)
+    return _prepare(kind, folder, bench)[1]
+
+
+def bomb(rng: random.Random, bench: Bench) -> Outcome:
+    """Prepares a small file that becomes larger than the memory."""
+    kind = rng.choice(("zip", "PNG", "text.gz"))
+    return _prepare(kind, bench.once("bombs", _write_bombs), bench)[1]
 
 
 class _Home:
-    """Files of the user's: nothing may change in them, nor show in what is made."""
+    """Files of the user, which no command may change, show or run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "kept" / "9").mkdir(parents=True)
-        (folder / "kept" / "9" / "file").write_text("mine")
+        folder.mkdir()
         (folder / ".bashrc").write_text("mine")
-        (folder / "credentials").write_text(f'{{"updates": "{_SECRET}"}}')
-        self.look()
-
-    def look(self) -> None:
-        """Takes the files as they are for what they have to be."""
+        (folder / "credentials").write_text(_SECRET)
         self._before = self._seen()
 
-    def _seen(self) -> dict[Path, tuple[int, ...]]:
-        found = {path: path.stat() for path in sorted(self.folder.rglob("*"))}
-        return {
-            path: (stat.st_mode, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            for path, stat in found.items()
-        }
+    def _seen(self) -> dict[Path, int]:
+        return {path: path.lstat().st_mtime_ns for path in self.folder.rglob("*")}
 
-    def judge(self, ended: Ended, what: str, made: Path) -> Outcome:
-        """How a trial ended: what has changed here, or is to be read elsewhere."""
-        if self._seen() != self._before:
-            return Outcome(Verdict.ESCAPED, f"{what}: changed files of the user's")
-        if (self.folder / "owned").exists():
-            return Outcome(Verdict.ESCAPED, f"{what}: ran code")
-        shown = [ended.output.encode(), *map(_read, made.rglob("*"))]
-        if any(_SECRET.encode() in content for content in shown):
-            return Outcome(Verdict.ESCAPED, f"{what}: showed a file of the user's")
-        if unsaid := ended.unsaid():
-            return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
-        return held(f"{what}: exit {ended.status}: {ended.line}")
-
-
-def _read(path: Path) -> bytes:
-    is_plain = path.is_file() and not path.is_symlink()
-    return path.read_bytes() if is_plain and path.stat().st_size < _MAX_BYTES else b""
-
-
-class _Pickled:
-    """Makes a file where it is loaded."""
-
-    def __init__(self, file: Path):
-        self._file = file
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self._file),)
-
-
-def _plant(path: Path, home: _Home, rng: random.Random) -> str:
-    """Puts something in the place of a file or a folder; says what."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    what = rng.choice(
-        ("link", "link to a folder", "no target", "pipe", "pickle", "big")
-    )
-    if what == "link":
-        os.symlink(home.folder / rng.choice((".bashrc", "credentials")), path)
-    elif what == "link to a folder":
-        os.symlink(home.folder / "kept", path)
-    elif what == "no target":
-        os.symlink(home.folder / "made", path)
-    elif what == "pipe":
-        os.mkfifo(path)
-    elif what == "pickle":
-        path.write_bytes(pickle.dumps(_Pickled(home.folder / "owned")))
-    else:
-        with path.open("wb") as file:
-            file.truncate(_MAX_BYTES + 1)
-    return f"{path.name}: {what}"
-
-
-def _linked(path: Path, home: _Home) -> str:
-    """Puts a link to a file of the same content in the place of a file."""
-    shutil.move(path, home.folder / path.name)
-    os.symlink(home.folder / path.name, path)
-    home.look()
-    return f"{path.name}: link to a file like it"
-
-
-def _stranger(bench: Bench) -> tuple[Path, _Home]:
-    whole = unbroken(bench, HOST).folder
-    return (
-        Path(shutil.copytree(whole, bench.folder / "run")),
-        _Home(bench.folder / "home"),
-    )
-
-
-def report(rng: random.Random, bench: Bench) -> Outcome:
-    """Reports on a stranger's run folder."""
-    folder, home = _stranger(bench)
-    name = rng.choice([*_FILES, *_REPORT, *(f".{name}.new" for name in _REPORT)])
-    what = _plant(folder / name, home, rng)
-    ended = command(["report", str(folder)], bench.folder / "log.txt", _LIMIT_S)
-    return home.judge(ended, what, folder)
-
-
-def train(rng: random.Random, bench: Bench) -> Outcome:
-    """Goes on in a stranger's run folder."""
-    folder, home = _stranger(bench)
-    (folder / "summary.json").unlink()
-    saved = folder / "checkpoints" / str(last_saved(folder))
-    inside = [path for path in sorted(saved.rglob("*")) if path != saved]
-    names = [*(folder / name for name in _FILES), folder / "checkpoints", saved]
-    path = rng.choice(names if rng.random() < 0.5 else inside)
-    what = _plant(path, home, rng)
-    ended = trained(bench, HOST, folder, more={"updates": HOST.updates + HOST.every})
-    return home.judge(ended, what, folder)
-
-
-def predict(rng: random.Random, bench: Bench) -> Outcome:
-    """Uses the model in a stranger's run folder."""
-    return _used(["predict", "--text", "It was", "--tokens", "2"], (), rng, bench)
-
-
-def export(rng: random.Random, bench: Bench) -> Outcome:
-    """Exports the model in a stranger's run folder, into that folder."""
-    made = ("model.safetensors", ".model.safetensors.new")
-    return _used(["export", "--to", "safetensors"], made, rng, bench)
-
-
-def _used(
-    words: list[str], made: tuple[str, ...], rng: random.Random, bench: Bench
-) -> Outcome:
-    """Gives a command a stranger's run folder, with something in it or in its place.
-
-    Args:
-      words: The command and its options.
-      made: What it writes there.
-      rng: Decides what lies where.
-      bench: Where.
-    """
-    folder, home = _stranger(bench)
-    saved = folder / "checkpoints" / str(last_saved(folder))
-    inside = [path for path in sorted(saved.rglob("*")) if path != saved]
-    names = ("config.json", "task.json", "checkpoints", *made)
-    path = rng.choice([*(folder / name for name in names), saved, rng.choice(inside)])
-    what = _plant(path, home, rng)
-    argv = [words[0], str(folder), *words[1:]]
-    return home.judge(command(argv, bench.folder / "log.txt", _LIMIT_S), what, folder)
-
-
-def search(rng: random.Random, bench: Bench) -> Outcome:
-    """Reports on a stranger's search."""
-    folder = Path(shutil.copytree(_SEARCH, bench.folder / "search"))
-    home = _Home(bench.folder / "home")
-    trials = sorted((folder / "trials").iterdir())
-    names = ("study.json", "trials", *_REPORT, *(f".{name}.new" for name in _REPORT))
-    path = rng.choice([*(folder / name for name in names), *rng.sample(trials, 4)])
-    what = _plant(path, home, rng)
-    ended = command(["report", str(folder)], bench.folder / "log.txt", _LIMIT_S)
-    return home.judge(ended, what, folder)
-
-
-def shards(rng: random.Random, bench: Bench) -> Outcome:
-    """Reads a stranger's shards of WebDataset."""
-    folder = bench.folder / "data"
-    folder.mkdir()
-    (folder / "train-0.tar").write_bytes(bench.once("shard", some_shard))
-    (folder / "classes.txt").write_text("ant\ncat\n")
-    home = _Home(bench.folder / "home")
-    names = ("train-0.tar", "train-1.tar", "classes.txt")
-    what = _plant(folder / rng.choice(names), home, rng)
-    read = isolated(read_shard, str(folder / "train-0.tar"), limit_s=_LIMIT_S)
-    if read.verdict is not Verdict.HELD:
-        return dataclasses.replace(read, note=f"{what}: {read.note}")
-    return home.judge(Ended(0, read.note, writes=0), what, folder)
-
-
-def prepared(rng: random.Random, bench: Bench) -> Outcome:
-    """Reads a stranger's prepared folder."""
-
-    def make(folder: Path) -> Path:
-        from echo_jax.data.prepare import Settings, prepare_images
-
-        source, out = write_images(folder / "photos", 8), folder / "out"
-        prepare_images([str(source)], Settings(out=out))
-        return out
-
-    folder = bench.folder / "data"
-    shutil.copytree(bench.once("prepared", make), folder)
-    home = _Home(bench.folder / "home")
-    path = rng.choice(sorted(folder.iterdir()))
-    what = _linked(path, home) if rng.random() < 0.3 else _plant(path, home, rng)
-    argv = ["prepare", "verify", str(folder)]
-    ended = command(argv, bench.folder / "log.txt", _LIMIT_S)
-    return home.judge(ended, what, folder)
+    def escaped(self, ended: Ended, made: Path) -> bool:
+        """Whether a command used these files."""
+        files = [path for path in made.rglob("*") if path.is_file()]
+        shown = [ended.output.encode(), *(path.read_bytes() for path in files)]
+        is_shown = any(_SECRET.encode() in content for content in shown)
+        return is_shown or self._seen() != self._before
 
 
 def archive(rng: random.Random, bench: Bench) -> Outcome:
-    """Prepares a stranger's archive."""
-    home = _Home(bench.folder / "home")
-    images = bench.once("images", lambda folder: write_images(folder / "photos", 6))
-    members = [
-        _named(path.relative_to(images).as_posix(), path.read_bytes())
-        for path in sorted(images.rglob("*.jpg"))
-    ]
-    what, member, content = _evil(home, rng)
-    members.insert(rng.randrange(len(members) + 1), (member, content))
-    with tarfile.open(bench.folder / "a.tar", "w") as written:
-        for member, content in members:
-            written.addfile(member, io.BytesIO(content))
-    out = bench.folder / "out"
-    argv = ["prepare", "images", str(bench.folder / "a.tar"), "--out", str(out)]
-    options = ["--max-bad", rng.choice(("0", "2"))]
-    ended = command([*argv, *options], bench.folder / "log.txt", _LIMIT_S)
-    return home.judge(ended, what, out)
-
-
-def _named(name: str, content: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    return member, content
-
-
-def _evil(home: _Home, rng: random.Random) -> tuple[str, tarfile.TarInfo, bytes]:
-    """A member of an archive that should not be there."""
-    what = rng.choice(("..", "absolute", "link", "hard link", "pipe", "huge", "name"))
+    """Prepares an archive with a member that does not belong there."""
+    home, folder = _Home(bench.folder / "home"), bench.folder / "files"
+    images = runs.write_images(folder / "images")
     target = str(home.folder / rng.choice((".bashrc", "credentials")))
-    if what == "..":
-        return what, *_named(f"ant/../../home/{rng.choice(('.bashrc', 'new'))}", b"x")
-    if what == "absolute":
-        return what, *_named(target, b"x")
-    if what == "name":
-        return what, *_named("ant/\x1b]0;title\x07\n\u202e.jpg", b"x")
-    member, content = _named("ant/evil.jpg")
-    if what == "huge":
-        content = b"\xff\xd8\xff" + bytes(1000)
-        member.size = len(content)
-        member.pax_headers = {"size": str(1 << 62)}
-        return what, member, content
-    kinds = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE}
-    member.type, member.linkname = kinds.get(what, tarfile.FIFOTYPE), target
-    return what, member, content
+    changes = {
+        "..": {"name": "ant/../../home/new"},
+        "absolute": {"name": target},
+        "control characters": {"name": "ant/\x1b]0;title\x07\n\u202e.jpg"},
+        "link": {"type": tarfile.SYMTYPE, "linkname": target},
+        "hard link": {"type": tarfile.LNKTYPE, "linkname": target},
+        "pipe": {"type": tarfile.FIFOTYPE},
+        "size": {"pax_headers": {"size": str(1 << 62)}},
+    }
+    what = rng.choice([*changes])
+    member, content = tarfile.TarInfo("ant/evil.jpg"), b"\xff\xd8\xff"
+    for name, value in changes[what].items():
+        setattr(member, name, value)
+    member.size = len(content) if member.isreg() else 0
+    with tarfile.open(folder / "a.tar", "w") as written:
+        written.add(images / "cat", "cat")
+        written.addfile(member, io.BytesIO(content))
+        written.add(images / "ant", "ant")
+    ended, outcome = _prepare("tar", folder, bench)
+    if home.escaped(ended, bench.folder / "out"):
+        return Outcome(Verdict.ESCAPED, what)
+    return outcome
 
 
-def tape(rng: random.Random, bench: Bench) -> Outcome:
-    """Replays a stranger's log of decisions."""
-    home = _Home(bench.folder / "home")
-    file = bench.folder / "run" / "tape.json"
-    file.parent.mkdir()
-    what = _plant(file, home, rng)
-    more = {"echo__replay": str(file), "echo__mode": "adaptive", "echo__factor": 1.0}
-    more |= {"echo__order": "consecutive", "echo__where": "device"}
-    folder = bench.folder / "replayed"
-    source_of(bench)
-    ended = trained(bench, HOST, folder, more=more)
-    if not ended.status:
-        return Outcome(Verdict.SILENT, f"{what}: was taken for a log")
-    return home.judge(ended, what, bench.folder / "replayed")
+class _Pickled:
+    """Makes a folder where it is loaded."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._folder),)
 
 
+def pickled(pattern: str, rng: random.Random, bench: Bench) -> Outcome:
+    """Gives a run a stranger's checkpoint, or decision log, that holds code."""
+    home, folder = _Home(bench.folder / "home"), bench.folder / "run"
+    shutil.copytree(runs.unbroken(bench, runs.ADAPTIVE).folder, folder)
+    file = rng.choice(sorted(path for path in folder.glob(pattern) if path.is_file()))
+    file.write_bytes(pickle.dumps(_Pickled(home.folder / "owned")))
+    run, out = runs.ADAPTIVE.changed(updates=16), folder
+    if file.parent == folder:
+        run, out = runs.ADAPTIVE.replay(folder), bench.folder / "replayed"
+    ended = runs.done(run, bench, out)
+    if home.escaped(ended, folder):
+        return Outcome(Verdict.ESCAPED, file.name)
+    # Damage of a checkpoint is a matter of F4; no log may be taken for another.
+    is_refused = ended.status != 0 or out == folder
+    outcome = ended.failed(file.name, status=None)
+    return outcome or held_if(is_refused, file.name, Verdict.SILENT)
+
+
+F6 = Fault(
+    name="F6",
+    title="users' files that a fuzzer has changed",
+    trials={kind: partial(fuzz, kind) for kind in _FILES},
+)
 F11 = Fault(
     name="F11",
-    title="Links, pipes, pickles, files that are too large, names with ..",
-    holds="refused in a sentence, or taken without leaving the folder",
+    title="strangers' archives, bombs, checkpoints and decision logs",
     trials={
-        "report": report,
-        "train": train,
-        "predict": predict,
-        "export": export,
-        "search": search,
-        "shards of WebDataset": shards,
-        "prepared folder": prepared,
         "archive": archive,
-        "decision log": tape,
+        "bomb": bomb,
+        "checkpoint": partial(pickled, "checkpoints/12/**/*"),
+        "decision log": partial(pickled, "tape.json"),
     },
-    limit_s=3 * _LIMIT_S,
 )

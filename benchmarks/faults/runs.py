@@ -1,22 +1,32 @@
-"""Tiny runs of ``echo-jax train``, and whether two of them ended alike."""
+"""Tiny commands that trials break, and whether two of them ended alike."""
 
+import contextlib
+import dataclasses
 import json
-import shutil
+import logging
+import random
+import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.campaign import Bench, CannotBeginError, Outcome, Verdict
-from benchmarks.faults.processes import Ended, command
+from benchmarks.faults.campaign import Bench, CannotBeginError
+from benchmarks.faults.commands import Command, Ended
 
 _CONFIG = Path(__file__).parents[2] / "configs" / "lm.py"
-_TEXT = Path(__file__).parents[2] / "LICENSE"
+TEXT = Path(__file__).parents[2] / "constraints.txt"
+# Rows of metrics differ in these: they depend on time, or are checksums of such rows.
+_TIMED = ("_s", "_per_s", "idle_fraction", "longest_wait_at", "crc32")
 _TINY = {
     "batch_size": 4,
+    "checkpoint_every": 4,
     "data.eval_examples": 4,
+    "data.source": str(TEXT),
+    "echo.after": "decode",
+    "echo.buffer": 16,
+    "eval_every": 4,
     "log_every": 2,
     "mesh.data": 1,
     "model.d_ff": 16,
@@ -26,236 +36,197 @@ _TINY = {
     "model.seq_len": 8,
     "optim.schedule": "constant",
     "optim.warmup_updates": 0,
+    "updates": 12,
 }
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A run that takes a second.
-
-    Attributes:
-      name: Of the kind of run.
-      echo: Fields of its config, beside those of all.
-      updates: How many.
-      every: Updates between checkpoints, and between evaluations.
-    """
+class Run:
+    """A training that takes a second, with these config fields."""
 
     name: str
-    echo: Mapping[str, Any] = field(default_factory=dict)
-    updates: int = 12
-    every: int = 4
+    fields: Mapping[str, Any]
+    processes: int = 1
 
-    def fields(self, source: Path) -> dict[str, Any]:
-        """The fields of its config."""
-        every = {"eval_every": self.every, "checkpoint_every": self.every}
-        source_and_end = {"data.source": str(source), "updates": self.updates}
-        return {**_TINY, **source_and_end, **every, **self.echo}
+    def argvs(self, bench: Bench, folder: Path) -> list[list[str]]:
+        fields = {**_TINY, **self.fields}
+        argv = ["train", "--config", f"{_CONFIG}:tiny", "--workdir", str(folder)]
+        argv += [f"--config.{name}={value}" for name, value in fields.items()]
+        if self.processes == 1:
+            return [argv]
+        together = [
+            "--config.mesh.data=-1",
+            f"--config.distributed.coordinator=localhost:{_free_port()}",
+            f"--config.distributed.num_processes={self.processes}",
+        ]
+        numbers = range(self.processes)
+        own = [f"--config.distributed.process_id={number}" for number in numbers]
+        return [[*argv, *together, each] for each in own]
 
-    def argv(self, source: Path, workdir: Path, **more: Any) -> list[str]:
-        """What ``echo-jax`` is given; ``__`` in a name stands for a dot."""
-        others = {name.replace("__", "."): value for name, value in more.items()}
-        fields = {**self.fields(source), **others}
-        flags = [f"--config.{name}={value}" for name, value in fields.items()]
-        config = ["--config", f"{_CONFIG}:tiny", "--workdir", str(workdir)]
-        return ["train", *config, *flags]
+    def changed(self, name: str = "", **fields: Any) -> "Run":
+        """Returns a run with other fields; ``__`` in a name stands for a dot."""
+        more = {name.replace("__", "."): value for name, value in fields.items()}
+        fields = {**self.fields, **more}
+        return dataclasses.replace(self, name=name or self.name, fields=fields)
+
+    def replay(self, folder: Path) -> "Run":
+        """Returns a run that decides as another one did whose decisions need time."""
+        is_adaptive = self.fields.get("echo.mode") == "adaptive"
+        return self.changed(echo__replay=folder / "tape.json") if is_adaptive else self
+
+    def same_end(self, folder: Path, other: Path) -> bool:
+        same_rows = _rows_of(folder) == _rows_of(other)
+        return same_rows and final_state(folder) == final_state(other)
 
 
-_SPREAD = {
-    "echo.factor": 2.5,
-    "echo.order": "spread",
-    "echo.buffer": 16,
-    "echo.after": "decode",
-}
-HOST = Recipe("host", {**_SPREAD, "echo.order": "window_shuffle"})
-GRAIN = Recipe("Grain", {**_SPREAD, "data.workers": 1})
-WORKERS = Recipe("workers", {**HOST.echo, "data.workers": 2})
-DEVICE = Recipe("device", {**_SPREAD, "echo.where": "device"})
-ADAPTIVE = Recipe(
-    "adaptive",
-    {
-        "echo.mode": "adaptive",
-        "echo.where": "device",
-        "echo.after": "decode",
-        "echo.buffer": 16,
-        "data.storage.latency_s": 0.01,
-    },
+class Study:
+    """A study of two runs."""
+
+    name = "study"
+
+    def argvs(self, bench: Bench, folder: Path) -> list[list[str]]:
+        fields = {**_TINY, **HOST.fields, "echo.factor": 1.0}
+        arms = {"baseline": {}, "spread": {"echo": {"factor": 2.0, "order": "spread"}}}
+        file = folder.with_name(f"{folder.name}.py")
+        file.write_text(
+            "from ml_collections import ConfigDict\n"
+            "from echo_jax.config import load_config\n\n\n"
+            "def get_config():\n"
+            f"    base = load_config({f'{_CONFIG}:tiny'!r}, {fields!r})\n"
+            "    study = {'name': 'a study', 'base': base, 'storage_ratio': 0.0}\n"
+            f"    return ConfigDict({{**study, 'arms': {arms!r}}})\n"
+        )
+        return [["study", "--config", str(file), "--workdir", str(folder)]]
+
+    def same_end(self, folder: Path, other: Path) -> bool:
+        arms = ("baseline", "spread")
+        ends = [HOST.same_end(folder / arm, other / arm) for arm in arms]
+        return all(ends) and (folder / "table.md").exists()
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A preparation of files in a folder; `words` name kind, file and options."""
+
+    name: str
+    make_sources: Callable[[Bench], Path]
+    words: str
+
+    def argvs(self, bench: Bench, folder: Path) -> list[list[str]]:
+        kind, names, *options = self.words.split()
+        files = [str(self.make_sources(bench) / name) for name in names.split(":")]
+        return [["prepare", kind, ":".join(files), *options, "--out", str(folder)]]
+
+    def same_end(self, folder: Path, other: Path) -> bool:
+        return _contents_of(folder) == _contents_of(other)
+
+
+_SPREAD = {"echo.factor": 2.5, "echo.order": "spread"}
+HOST = Run("host", {"echo.factor": 2.5, "echo.order": "window_shuffle"})
+GRAIN = Run("Grain", {**_SPREAD, "data.workers": 1})
+DEVICE = Run("device", {**_SPREAD, "echo.where": "device"})
+_ADAPTIVE = {"echo.mode": "adaptive", "echo.where": "device"}
+ADAPTIVE = Run("adaptive", {**_ADAPTIVE, "data.storage.latency_s": 0.01})
+PREPARE = Prepare(
+    "prepare",
+    lambda bench: bench.once("images", lambda folder: write_images(folder, 60)),
+    "images . --holdout 0.2 --shard-mb 0.002",
 )
-STOCHASTIC = Recipe(
-    "stochastic",
-    {
-        "echo.mode": "stochastic",
-        "echo.where": "device",
-        "echo.after": "decode",
-        "echo.buffer": 16,
-        "echo.fetch.start": 0.5,
-        "echo.fetch.end": 0.5,
-    },
-)
-GROWING = Recipe(
-    "growing, float16",
-    {
-        **_SPREAD,
-        "echo.where": "device",
-        "batch.boundaries": (4,),
-        "batch.factors": (2,),
-        "precision.compute": "float16",
-        "precision.loss_scale": "dynamic",
-        "precision.init": 2.0**20,
-        "precision.growth": 3,
-    },
-)
+PAIR = dataclasses.replace(HOST, name="two processes", processes=2)
 
 
-def study_argv(source: Path, workdir: Path) -> list[str]:
-    """What ``echo-jax`` is given for a study of two tiny runs."""
-    file = source.with_name("study.py")
-    fields = {**HOST.fields(source), "echo.factor": 1.0}
-    arms = {"baseline": {}, "spread": {"echo": {"factor": 2.0, "order": "spread"}}}
-    file.write_text(
-        "from ml_collections import ConfigDict\n"
-        "from echo_jax.config import load_config\n\n\n"
-        "def get_config():\n"
-        f"    base = load_config({f'{_CONFIG}:tiny'!r}, {fields!r})\n"
-        "    study = {'name': 'a study', 'base': base, 'storage_ratio': 0.0}\n"
-        f"    return ConfigDict({{**study, 'arms': {arms!r}}})\n"
-    )
-    return ["study", "--config", str(file), "--workdir", str(workdir)]
+def write_images(folder: Path, count: int = 6) -> Path:
+    """Writes class folders of small JPEGs, and returns the folder."""
+    import cv2
+    import numpy as np
+
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)
+        path = folder / ("ant", "cat")[number % 2] / f"{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+    return folder
 
 
-def source_of(bench: Bench) -> Path:
-    """Returns the text that runs are trained on."""
-    return bench.once(
-        "text", lambda folder: Path(shutil.copy(_TEXT, folder / "text.txt"))
-    )
+Work = Run | Study | Prepare
 
 
-def trained(
-    bench: Bench,
-    recipe: Recipe,
-    workdir: Path,
-    *,
-    more: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Ended:
-    """Runs ``echo-jax train``, once, to its end.
-
-    Args:
-      bench: Has the data.
-      recipe: Of the run.
-      workdir: Its folder; what it prints goes beside it.
-      more: Other fields of the config.
-      **options: See `processes.command`.
-    """
-    log = workdir.with_name(f"{workdir.name}.log")
-    return command(
-        recipe.argv(source_of(bench), workdir, **(more or {})), log, **options
-    )
+def done(work: Work, bench: Bench, folder: Path, **options: int) -> Ended:
+    """Runs a command to its end; see `commands.Command`."""
+    log = bench.folder / f"{folder.name}.log"
+    with Command(work.argvs(bench, folder), log, **options) as command:
+        return command.wait()
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a command makes that nobody has stopped.
-
-    Attributes:
-      folder: It.
-      writes: How many times it opened, moved or removed files.
-      seconds: How long it took.
-    """
+    """The end of a command that nobody has stopped; `seconds` have a reserve."""
 
     folder: Path
-    writes: int
+    num_writes: int
     seconds: float
 
 
-def made_by(
-    argv_of: Callable[[Path], list[str]], folder: Path, **options: Any
-) -> Whole:
-    """Runs a command that is to be stopped later, twice: the first time it compiles.
+def unbroken(bench: Bench, work: Work) -> Whole:
+    """Returns the end of a command that nobody has stopped, made once."""
 
-    Args:
-      argv_of: Its arguments, for the folder that it makes.
-      folder: For both.
-      **options: See `processes.command`.
+    def make(folder: Path) -> Whole:
+        for name in ("compiled", "whole"):  # The first one compiles.
+            begin = time.monotonic()
+            ended = done(work, bench, folder / name)
+            seconds = time.monotonic() - begin
+            if ended.status:
+                raise CannotBeginError(ended.output)
+        return Whole(folder / "whole", ended.num_writes, 1.2 * seconds)
 
-    Raises:
-      CannotBeginError: It fails.
-    """
-    for name in ("compiled", "whole"):
-        begin = time.monotonic()
-        ended = command(argv_of(folder / name), folder / f"{name}.log", **options)
-        if ended.status:
-            raise CannotBeginError(ended.output)
-    return Whole(folder / "whole", ended.writes, time.monotonic() - begin)
+    return bench.once(f"unbroken-{work.name}", make)
 
 
-def unbroken(bench: Bench, recipe: Recipe) -> Whole:
-    """Returns a run that nobody has stopped, made once."""
-    argv_of = partial(recipe.argv, source_of(bench))
-    return bench.once(f"unbroken-{recipe.name}", partial(made_by, argv_of))
+def final_state(folder: Path) -> dict[str, Any]:
+    """Returns all arrays of a run's newest checkpoint, and its counts."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    saved = (folder / "checkpoints" / str(last_saved(folder)) / "state").absolute()
+    reader = ocp.PyTreeCheckpointer()
+    # As NumPy arrays, because a run of two processes had other devices.
+    about: Any = reader.metadata(saved)
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    kinds = jax.tree.map(lambda _: as_numpy, about.item_metadata.tree)
+    arrays = jax.tree.leaves_with_path(reader.restore(saved, restore_args=kinds))
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        **{name: summary[name] for name in ("updates", "fresh", "repeats")},
+        **{jax.tree_util.keystr(path): array.tobytes() for path, array in arrays},
+    }
 
 
-def failed(ended: Ended, what: str, status: int = 0) -> Outcome | None:
-    """Returns how a command failed that should not have; None if it did not.
-
-    Args:
-      ended: It.
-      what: Was done to it.
-      status: That it should end with.
-    """
-    if unsaid := ended.unsaid():
-        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
-    if ended.status != status:
-        return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
-    return None
+def last_saved(folder: Path) -> int | None:
+    """Returns the update of a run's newest checkpoint; None without one."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    saved = (folder / "checkpoints").glob("*")
+    return max((int(path.name) for path in saved if path.name.isdigit()), default=None)
 
 
-def rows_of(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a run, without what depends on time."""
-    from echo_jax.files.json_files import read_line
-
-    timed = ("_s", "_per_s", "idle_fraction", "longest_wait_at")
-    lines = (workdir / "metrics.jsonl").read_bytes().splitlines()
+def _rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [
-        {name: value for name, value in row.items() if not name.endswith(timed)}
-        for row in map(read_line, lines)
+        {name: value for name, value in row.items() if not name.endswith(_TIMED)}
+        for row in rows
         if row["kind"] != "restored"
     ]
 
 
-def summary_of(workdir: Path) -> dict[str, Any]:
-    """Returns what a finished run says of itself."""
-    from echo_jax.files.json_files import unseal
-
-    return unseal(json.loads((workdir / "summary.json").read_text()))
+def _contents_of(folder: Path) -> dict[str, bytes]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def final_state(workdir: Path) -> dict[str, Any]:
-    """Returns checksums of parameters and optimizer, and where the stream stands."""
-    saved = workdir / "checkpoints" / str(last_saved(workdir)) / "host" / "metadata"
-    content = json.loads(saved.read_text())
-    # Of all processes: the first of those that resume has what was counted before.
-    totals = content["host"]["totals"]
-    counts = {
-        "updates": totals[0]["updates"],
-        **{name: sum(each[name] for each in totals) for name in ("fresh", "repeats")},
-    }
-    return {
-        "params_sha256": summary_of(workdir)["params_sha256"],
-        "arrays": content["sums"],
-        "stream": content["host"]["data"],
-        "counts": counts,
-    }
-
-
-def same_end(workdir: Path, other: Path) -> bool:
-    """Whether two runs have the same state to the bit, and the same rows."""
-    return final_state(workdir) == final_state(other) and rows_of(workdir) == rows_of(
-        other
-    )
-
-
-def last_saved(workdir: Path) -> int | None:
-    """Returns the update of the newest checkpoint; None without one."""
-    folder = workdir / "checkpoints"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(name) for name in names if name.isdigit()), default=None)
+def _free_port() -> int:
+    # Free until it is bound, seconds later: connections are given higher ones.
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port

@@ -1,372 +1,184 @@
-"""F1 to F3: runs that are killed, stopped, or find the disk full, and go on."""
+"""F1 to F3 and F5: commands are killed, stopped, doubled or find no room."""
 
 import contextlib
-import dataclasses
-import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
+from benchmarks.faults import runs
+from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held_if
+from benchmarks.faults.commands import Command, Ended
 from benchmarks.faults.disks import resize, small_disk
-from benchmarks.faults.files import write_images
-from benchmarks.faults.pairs import Pair, made_by_pair
-from benchmarks.faults.processes import Ended, command, killed, started, wait
-from benchmarks.faults.runs import (
-    ADAPTIVE,
-    DEVICE,
-    GRAIN,
-    GROWING,
-    HOST,
-    STOCHASTIC,
-    WORKERS,
-    Recipe,
-    Whole,
-    failed,
-    final_state,
-    last_saved,
-    made_by,
-    same_end,
-    source_of,
-    study_argv,
-    trained,
-    unbroken,
-)
 
-_LIMIT_S = 300.0
-_GRACE_S = 60.0
-_MAX_KILLS = 3
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_MAX_SMALL_WRITES = 20
+_GRACE_S = {1: 10.0, 2: 30.0}  # within which a run saves and ends, by processes
+_AT_ONCE_S = 2.0  # within which a second signal ends a run
+_SETTLED_S = 60.0  # within which the second of two commands is refused
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_SIGNALS = [signal.Signals[name] for name in _NAMES]
 _PAGE_BYTES = 4096
 _LARGE_BYTES = 1 << 26  # more than a run needs
-_RESERVE = 1.2  # of an unbroken run's time, within which a moment is drawn
-
-# Breaks the command of a folder as often as it wants to, and lets it end.
-_Ends = Callable[[list[str], Path, Whole, random.Random, Bench], tuple[Ended, str]]
+_ENDLESS = 100_000  # updates; no trial waits for them
 
 
-def _kill_once(
-    argv: list[str], log: Path, whole: Whole, rng: random.Random, bench: Bench
-) -> str:
-    """Starts a command and kills it at a moment; says at which.
-
-    It is that of a write, counted, so that nothing between two of them is left out,
-    or any other. A command may have ended before.
-    """
-    if rng.random() < 0.5:
-        at = rng.randint(1, max(1, whole.writes))
-        ended = command(argv, log, _LIMIT_S, die_at=at)
-        bench.kills += ended.status == -signal.SIGKILL
-        return f"before write {at}"
-    moment = rng.uniform(0.0, _RESERVE * whole.seconds)
-    process = started(argv, log)
-    try:
-        process.join(moment)
-    finally:
-        _strike(process, bench)
-    return f"after {moment:.2f} s"
-
-
-def _strike(process: Any, bench: Bench) -> None:
-    """Kills a process, and counts that unless it had ended."""
-    killed(process)
-    bench.kills += process.exitcode == -signal.SIGKILL
-
-
-def _resumed(
-    argv: list[str], folder: Path, whole: Whole, rng: random.Random, bench: Bench
-) -> tuple[Ended, str]:
-    """Kills a command a few times, and lets it end; says when it was killed."""
-    log = folder.with_name(f"{folder.name}.log")
-    kills = [
-        _kill_once(argv, log, whole, rng, bench)
-        for _ in range(rng.randint(1, _MAX_KILLS))
-    ]
-    return command(argv, log, _LIMIT_S), f"killed {', '.join(kills)}"
-
-
-def _stopped(
-    argv: list[str], folder: Path, whole: Whole, rng: random.Random, bench: Bench
-) -> tuple[Ended, str]:
-    """Stops a command, and lets it end; says by what.
-
-    A command that has not ended as it should when it was stopped is the one that ends.
-    """
-    log = folder.with_name(f"{folder.name}.log")
-    signum = rng.choice(_SIGNALS)
-    process = started(argv, log)
-    try:
-        while not log.with_suffix(".begun").exists():
-            time.sleep(0.01)
-        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
-        process.join(moment)
-        # It may have ended before.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signum)
-        ended = wait(process, log, _GRACE_S)
-    finally:
-        killed(process)
-    what = f"{signum.name} after {moment:.2f} s"
-    # Where it does not look for signals, it ends as the system has it.
-    if ended.status in (-signum, 128 + signum):
-        ended = dataclasses.replace(ended, status=0)
-    if failed(ended, what):
-        return ended, what
-    return command(argv, log, _LIMIT_S), what
-
-
-def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
-    """Kills a run, and compares its end with that of one nobody has killed."""
-    whole = unbroken(bench, recipe)
-    folder, other = bench.folder / "run", whole.folder
-    argv = recipe.argv(source_of(bench), folder)
-    ended, what = _resumed(argv, folder, whole, rng, bench)
-    if outcome := failed(ended, what):
+def kill(work: runs.Work, rng: random.Random, bench: Bench) -> Outcome:
+    """Kills a command a few times, at any moment or before a write; then it ends."""
+    whole, folder = runs.unbroken(bench, work), bench.folder / "out"
+    kills = []
+    for _ in range(rng.randint(1, 3)):
+        if work is not runs.PAIR and rng.random() < 0.5:
+            at = rng.randint(1, whole.num_writes)
+            ended = runs.done(work, bench, folder, die_at=at)
+            bench.kills += ended.status == -signal.SIGKILL
+            kills.append(f"before write {at}")
+        else:
+            moment = rng.uniform(0.0, whole.seconds)
+            with Command(work.argvs(bench, folder), bench.folder / "log") as command:
+                command.run_for(moment)
+                bench.kills += command.kill(gap_s=rng.uniform(0.0, 2.0))
+            kills.append(f"after {moment:.2f} s")
+    what = f"killed {', '.join(kills)}"
+    if outcome := runs.done(work, bench, folder).failed(what):
         return outcome
-    if replay := _replay(recipe, folder):
-        other = bench.folder / "replayed"
-        ended = trained(bench, recipe, other, more=replay)
-        if outcome := failed(ended, f"{what}, replayed"):
+    other = whole.folder
+    if work is runs.ADAPTIVE:
+        replay, other = runs.ADAPTIVE.replay(folder), bench.folder / "replayed"
+        if outcome := runs.done(replay, bench, other).failed(what):
             return outcome
-    if not same_end(folder, other):
-        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
-    return held(what)
+    return held_if(work.same_end(folder, other), what)
 
 
-def _replay(recipe: Recipe, folder: Path) -> dict[str, str]:
-    """What an unbroken run needs to decide as one did whose decisions depend on time.
-
-    Args:
-      recipe: Of both.
-      folder: Of the one that has ended.
-    """
-    is_adaptive = recipe.echo.get("echo.mode") == "adaptive"
-    return {"echo__replay": str(folder / "tape.json")} if is_adaptive else {}
-
-
-def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
-    """Kills one of two processes, and soon the other, as a launcher does."""
-    whole = bench.once("pair", partial(made_by_pair, bench, HOST))
-    folder, kills = bench.folder / "run", []
-    for _ in range(rng.randint(1, 2)):
-        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
-        first, after_s = rng.randrange(2), rng.uniform(0.0, 2.0)
-        with Pair(bench, HOST, folder) as pair:
-            pair.processes[first].join(moment)
-            _strike(pair.processes[first], bench)
-            pair.processes[1 - first].join(after_s)
-            _strike(pair.processes[1 - first], bench)
-        kills.append(f"{first} after {moment:.2f} s")
-    what = f"killed process {', '.join(kills)}"
-    return _pair_resumed(folder, whole, what, bench)
+def stop(run: runs.Run, num_signals: int, rng: random.Random, bench: Bench) -> Outcome:
+    """Stops a run by one signal, or by two: it ends in time, and goes on."""
+    whole, folder = runs.unbroken(bench, run), bench.folder / "run"
+    argvs = run.changed(updates=_ENDLESS).argvs(bench, folder)
+    signums = [rng.choice(_SIGNALS) for _ in range(num_signals)]
+    moment = rng.uniform(0.0, whole.seconds)
+    what = f"{', '.join(each.name for each in signums)} after {moment:.2f} s"
+    with Command(argvs, bench.folder / "log") as command:
+        command.run_for(moment)
+        command.send(signums[0])
+        for signum in signums[1:]:
+            command.run_for(rng.uniform(0.0, 1.0))
+            command.send(signum)
+        grace_s = _GRACE_S[run.processes]
+        ended = command.wait(grace_s if num_signals == 1 else _AT_ONCE_S)
+    # jax's runtime makes SIGTERM of some signals, if there are several processes.
+    expected = [*signums, signal.SIGTERM] if run is runs.PAIR else signums
+    by_system = -ended.status in expected
+    if not by_system and ended.status - 128 not in expected:
+        return ended.failed(what, 128 + signums[0]) or held_if(True, what)
+    # It may end a run that has not yet begun, or at the second signal.
+    if by_system and num_signals == 1 and runs.last_saved(folder) is not None:
+        return Outcome(Verdict.WRONG, f"{what}: it ended without saving")
+    return _gone_on(run, folder, what, bench)
 
 
-def stop_pair(rng: random.Random, bench: Bench) -> Outcome:
-    """Stops two processes, as a launcher does: they go on to the same end."""
-    whole = bench.once("pair", partial(made_by_pair, bench, HOST))
-    folder, signum = bench.folder / "run", rng.choice(_SIGNALS)
-    moment = rng.uniform(0.0, _RESERVE * whole.seconds)
-    what = f"{signum.name} to both after {moment:.2f} s"
-    with Pair(bench, HOST, folder) as pair:
-        pair.processes[0].join(moment)
-        for process in pair.processes:
-            # It may have ended before.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signum)
-        for ended in pair.wait(_GRACE_S):
-            # By the signal, or by what jax's runtime makes of it.
-            if ended.status not in (-signum, 128 + signum, 128 + signal.SIGTERM):
-                if outcome := failed(ended, what):
-                    return outcome
-            elif "Traceback" in ended.output:
-                return Outcome(Verdict.TRACEBACK, f"{what}: {ended.output[-300:]}")
-    return _pair_resumed(folder, whole, what, bench)
-
-
-def _pair_resumed(folder: Path, whole: Whole, what: str, bench: Bench) -> Outcome:
-    """Lets two processes go on to their end, and compares it with an unbroken one."""
-    with Pair(bench, HOST, folder) as pair:
-        for ended in pair.wait(_LIMIT_S):
-            if outcome := failed(ended, what):
-                return outcome
-    if not same_end(folder, whole.folder):
-        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
-    return held(what)
-
-
-def break_prepare(end: _Ends, rng: random.Random, bench: Bench) -> Outcome:
-    """Kills or stops a preparation: goes on to the same files, byte for byte."""
-    source = bench.once("images", lambda folder: write_images(folder / "photos", 60))
-
-    def argv_of(out: Path) -> list[str]:
-        options = ["--holdout", "0.2", "--shard-mb", "0.002", "--out", str(out)]
-        return ["prepare", "images", str(source), *options]
-
-    whole = bench.once("prepared", partial(made_by, argv_of))
-    folder = bench.folder / "out"
-    ended, what = end(argv_of(folder), folder, whole, rng, bench)
-    if outcome := failed(ended, what):
-        return outcome
-    if _contents(folder) != _contents(whole.folder):
-        return Outcome(Verdict.WRONG, f"{what}: other files than unbroken")
-    return held(what)
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def break_study(end: _Ends, rng: random.Random, bench: Bench) -> Outcome:
-    """Kills or stops a study of two arms: each ends as it does in an unbroken one."""
-    argv_of = partial(study_argv, source_of(bench))
-    whole = bench.once("study", partial(made_by, argv_of))
-    folder = bench.folder / "study"
-    ended, what = end(argv_of(folder), folder, whole, rng, bench)
-    if outcome := failed(ended, what):
-        return outcome
-    for arm in ("baseline", "spread"):
-        if not same_end(folder / arm, whole.folder / arm):
-            return Outcome(Verdict.WRONG, f"{what}: another end of {arm}")
-    if not (folder / "table.md").exists():
-        return Outcome(Verdict.WRONG, f"{what}: no table")
-    return held(what)
-
-
-def stop_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
-    """Stops a run as a pre-emption does: it saves, says so, and goes on."""
-    whole = unbroken(bench, recipe)
-    folder, log = bench.folder / "run", bench.folder / "run.log"
-    # So long that the signal comes before its end.
-    longer = dataclasses.replace(recipe, updates=100_000)
-    process = started(longer.argv(source_of(bench), folder), log)
-    try:
-        while not log.with_suffix(".begun").exists():
-            time.sleep(0.01)
-        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
-        process.join(moment)
-        signum = rng.choice(_SIGNALS)
-        what = f"{signum.name} after {moment:.2f} s"
-        os.kill(process.pid, signum)
-        ended = wait(process, log, _GRACE_S)
-    finally:
-        killed(process)
-    saved = last_saved(folder)
-    # Where the command did not look for signals yet, it had nothing to save.
-    if ended.status == -signum and saved is None:
-        return held(f"{what}, before anything")
-    if outcome := failed(ended, what, status=128 + signum):
-        return outcome
+def _gone_on(run: runs.Run, folder: Path, what: str, bench: Bench) -> Outcome:
+    """Lets a run go on for a few updates, as one that was never stopped does."""
+    saved = runs.last_saved(folder)
     if saved is None:
-        return held(f"{what}: {ended.line}")
-    # It goes on from there as one that was never stopped does.
-    recipe = dataclasses.replace(recipe, updates=saved + recipe.every)
-    other = bench.folder / "whole"
-    for each in (folder, other):
-        more = {} if each is folder else _replay(recipe, folder)
-        ended = trained(bench, recipe, each, more=more)
-        if outcome := failed(ended, what):
+        return held_if(True, f"{what}: nothing was saved")
+    what, other = f"{what}, saved at {saved}", bench.folder / "whole"
+    run = run.changed(updates=saved + 4)
+    for each, into in ((run, folder), (run.replay(folder), other)):
+        if outcome := runs.done(each, bench, into).failed(what):
             return outcome
-    if final_state(folder) != final_state(other):
-        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
-    return held(f"{what}, saved at {saved}")
+    return held_if(runs.final_state(folder) == runs.final_state(other), what)
 
 
-def fill_disk(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
-    """Lets a write find the disk full: a sentence, and the same command goes on."""
-    whole = unbroken(bench, recipe)
-    folder = bench.folder / "run"
-    number = rng.randint(1, _MAX_SMALL_WRITES)
-    ended = trained(bench, recipe, folder, fill_at=number)
-    what = f"disk full at write {number} of small files"
-    return _after_full(recipe, folder, whole, ended, what, bench)
+def limit_files(run: runs.Run, rng: random.Random, bench: Bench) -> Outcome:
+    """Lets no file become longer than a limit, and then lifts the limit."""
+    folder, max_bytes = bench.folder / "run", rng.randint(3_000, 30_000)
+    ended = runs.done(run, bench, folder, max_file_bytes=max_bytes)
+    return _with_room(run, folder, ended, f"no file over {max_bytes} bytes", bench)
 
 
-def limit_files(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
-    """Lets no file become longer than a limit, whoever writes it."""
-    whole = unbroken(bench, recipe)
-    folder = bench.folder / "run"
-    size = rng.randint(3_000, 30_000)
-    ended = trained(bench, recipe, folder, max_file_bytes=size)
-    what = f"no file of more than {size} bytes"
-    return _after_full(recipe, folder, whole, ended, what, bench)
-
-
-def small_disk_of(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
-    """Runs on a disk that is too small, and then goes on with more room."""
+def lack_disk(run: runs.Run, rng: random.Random, bench: Bench) -> Outcome:
+    """Lets a run fill a disk that is too small, and makes the disk larger."""
+    files = runs.unbroken(bench, run).folder.rglob("*")
+    needed = sum(path.stat().st_size for path in files)
     with small_disk(bench.folder / "disk", _PAGE_BYTES) as disk:
-        whole = unbroken(bench, recipe)
-        needed = sum(path.stat().st_size for path in whole.folder.rglob("*"))
-        size = rng.randint(1, needed // _PAGE_BYTES) * _PAGE_BYTES
-        resize(disk, size)
-        folder = disk / "run"
-        argv = recipe.argv(source_of(bench), folder)
-        # What it prints is not on that disk.
-        ended = command(argv, bench.folder / "run.log", _LIMIT_S)
+        num_bytes = rng.randint(1, needed // _PAGE_BYTES) * _PAGE_BYTES
+        resize(disk, num_bytes)
+        ended = runs.done(run, bench, disk / "run")
         resize(disk, _LARGE_BYTES)
-        what = f"a disk of {size} bytes"
-        return _after_full(recipe, folder, whole, ended, what, bench)
+        what = f"a disk of {num_bytes} bytes"
+        return _with_room(run, disk / "run", ended, what, bench)
 
 
-def _after_full(
-    recipe: Recipe, folder: Path, whole: Whole, ended: Ended, what: str, bench: Bench
+def _with_room(
+    run: runs.Run, folder: Path, ended: Ended, what: str, bench: Bench
 ) -> Outcome:
-    if unsaid := ended.unsaid():
-        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
-    what = f"{what}: {ended.line}"
-    ended = trained(bench, recipe, folder)
-    if outcome := failed(ended, what):
+    """Judges the end of a run without room, and lets the same command go on."""
+    if outcome := ended.failed(what, status=None):
         return outcome
-    if not same_end(folder, whole.folder):
-        return Outcome(Verdict.WRONG, f"{what}: then another end than unbroken")
-    return held(what)
+    what = f"{what}: {ended.line}"
+    if outcome := runs.done(run, bench, folder).failed(what):
+        return outcome
+    return held_if(run.same_end(folder, runs.unbroken(bench, run).folder), what)
 
 
-_RECIPES = (HOST, GRAIN, DEVICE, STOCHASTIC)
-_KILLED = (*_RECIPES, GROWING, ADAPTIVE)
+def own_twice(run: runs.Run, rng: random.Random, bench: Bench) -> Outcome:
+    """Starts two commands over one folder: never both train, and the run goes on."""
+    whole, folder = runs.unbroken(bench, run), bench.folder / "run"
+    argvs = run.changed(updates=_ENDLESS).argvs(bench, folder)
+    later_s, victim = rng.uniform(0.0, whole.seconds), rng.choice((None, 0, 1))
+    what = f"the second {later_s:.2f} s after the first, {victim} killed"
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(Command(argvs, bench.folder / "first"))]
+        both[0].run_for(later_s)
+        both.append(stack.enter_context(Command(argvs, bench.folder / "second")))
+        if victim is not None:
+            both[victim].run_for(rng.uniform(0.0, whole.seconds))
+            bench.kills += both[victim].kill()
+        begin = time.monotonic()
+        while all(command.runs for command in both):
+            if time.monotonic() - begin > _SETTLED_S:
+                return Outcome(Verdict.WRONG, f"{what}: both train")
+            time.sleep(0.1)
+        for number, command in enumerate(both):
+            owns = command.runs
+            if owns:
+                command.run_for(rng.uniform(0.0, 2.0))
+                command.send(signal.SIGTERM)
+            ended = command.wait()
+            if number == victim and ended.status == -signal.SIGKILL:
+                continue
+            if outcome := ended.failed(what, 128 + signal.SIGTERM if owns else 2):
+                return outcome
+            if not owns and "in use" not in ended.line:
+                return Outcome(Verdict.WRONG, f"{what}: {ended.line}")
+    return _gone_on(run, folder, what, bench)
+
+
+_RUNS = (runs.HOST, runs.GRAIN, runs.DEVICE, runs.ADAPTIVE, runs.PAIR)
+_WORKS = (*_RUNS, runs.Study(), runs.PREPARE)
 F1 = Fault(
     name="F1",
-    title="SIGKILL, one to three times, at any moment and before any write",
-    holds="resumed to the same parameters, optimizer, stream and rows, to the bit",
-    trials={
-        **{each.name: partial(kill_run, each) for each in _KILLED},
-        "two processes": kill_pair,
-        "study": partial(break_study, _resumed),
-        "prepare": partial(break_prepare, _resumed),
-    },
-    limit_s=4 * _LIMIT_S,
+    title="SIGKILL, one to three times, at any moment or before a write",
+    trials={each.name: partial(kill, each) for each in _WORKS},
 )
 F2 = Fault(
     name="F2",
-    title="SIGTERM, SIGINT or SIGHUP at any moment",
-    holds=f"saved within {_GRACE_S:g} s, and resumed to the same end, to the bit",
+    title="SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2 at any moment",
     trials={
-        **{
-            each.name: partial(stop_run, each)
-            for each in (*_RECIPES, ADAPTIVE, WORKERS)
-        },
-        "two processes": stop_pair,
-        "study": partial(break_study, _stopped),
-        "prepare": partial(break_prepare, _stopped),
+        **{each.name: partial(stop, each, 1) for each in _RUNS},
+        "host, two signals": partial(stop, runs.HOST, 2),
     },
-    limit_s=4 * _LIMIT_S,
 )
 F3 = Fault(
     name="F3",
-    title="A full disk at any write, one too small, and a limit to the size of files",
-    holds="said in a sentence, and the same command goes on to the same end",
+    title="a disk that is too small, or a limit on file size",
     trials={
-        **{f"{each.name}, disk": partial(fill_disk, each) for each in (HOST, DEVICE)},
-        "host, limit": partial(limit_files, HOST),
-        "host, small disk": partial(small_disk_of, HOST),
+        "host, limit": partial(limit_files, runs.HOST),
+        "host, disk": partial(lack_disk, runs.HOST),
+        "device, disk": partial(lack_disk, runs.DEVICE),
     },
-    limit_s=4 * _LIMIT_S,
+)
+F5 = Fault(
+    name="F5",
+    title="two commands over one folder at once, one of them perhaps killed",
+    trials={each.name: partial(own_twice, each) for each in (runs.HOST, runs.DEVICE)},
 )
