@@ -23,13 +23,13 @@ from jax.sharding import Mesh
 
 from echo_jax.cli.command_end import Exit, typed_config
 from echo_jax.config import RunSpec
-from echo_jax.training.feeds.loader import next_batch, unechoed
-from echo_jax.training.processes.sharding import (
+from echo_jax.training.arrays import (
     batch_sharding,
     make_mesh,
     param_shardings,
     replicated,
 )
+from echo_jax.training.feeds.loader import next_batch, unechoed
 from echo_jax.training.step import init_state, run_inputs, train_step
 from echo_jax.training.update.gradients import gradient_of
 from echo_jax.training.update.loss_scale import Precision

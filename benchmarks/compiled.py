@@ -18,7 +18,7 @@ from benchmarks.harness import Result
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, jitted_write
-from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.training.arrays import make_mesh
 from echo_jax.training.xla import collectives
 from echo_jax.workloads import build
 

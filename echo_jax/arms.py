@@ -6,21 +6,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
 from echo_jax.config.study import arm_names
-from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.terminal.notes import Notes
+from echo_jax.training.arrays import idle_on_one_device, make_mesh
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import calibrate
 from echo_jax.training.processes.distributed import is_main_process
-from echo_jax.training.processes.sharding import idle_on_one_device, make_mesh
 from echo_jax.training.records.summary import read_diverged, write_diverged
 from echo_jax.training.start import check_start
 from echo_jax.training.window import NonFiniteLossError
@@ -68,7 +68,7 @@ def checked_workload(config: RunSpec) -> Workload:
 
 
 def read_workload(
-    config: RunSpec, workdir: RunPath
+    config: RunSpec, workdir: epath.Path
 ) -> tuple[Workload, CompiledFunctions]:
     """Builds what is trained; checks the run, with a line on the console if slow."""
     notes = Notes(Console(quiet=not is_main_process()))
@@ -104,7 +104,7 @@ def arm_configs(config: Config) -> dict[str, RunSpec]:
     return arms
 
 
-def check_echoes(arms: Mapping[str, RunSpec], workdir: RunPath) -> None:
+def check_echoes(arms: Mapping[str, RunSpec], workdir: epath.Path) -> None:
     """Refuses a study with an impossible arm before it runs; names the arm."""
     # Devices first: opening the data of all arms takes long.
     for name, arm in arms.items():
@@ -139,7 +139,7 @@ def ready_for_trials(arms: Mapping[str, RunSpec]) -> dict[str, RunSpec]:
     return {name: arm.changed(unsaved) for name, arm in arms.items()}
 
 
-def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
+def kept_calibration(config: Config, workdir: epath.Path) -> dict[str, float] | None:
     """Returns an earlier call's measurements: None before the first, {} if none."""
     kept = read_json(workdir / "study.json", {"calibration": dict})
     if kept is None:
@@ -185,7 +185,7 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
     }
 
 
-def train_arm(config: RunSpec, workdir: RunPath, lock: FolderLock) -> int | None:
+def train_arm(config: RunSpec, workdir: epath.Path, lock: FolderLock) -> int | None:
     """Trains an arm to its end; returns the update at which it diverged, or None."""
     update = read_diverged(workdir, config)
     if update is not None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 
 from echo_jax.arms import (
@@ -23,17 +24,18 @@ from echo_jax.arms import (
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import read_config, refuse_code
-from echo_jax.config.study import arm_names, protocol_of
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.config.study import arm_names
+from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.inference.examples import write_examples
 from echo_jax.searches.making import num_missing, refuse_other_falsifiers
+from echo_jax.searches.trials import protocol_of
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes
 from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import probe_config
-from echo_jax.training.processes import distributed, peers
+from echo_jax.training.processes import distributed
 from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
@@ -49,7 +51,6 @@ __all__ = [
     "LostWorkerError",
     "NonFiniteLossError",
     "StudyStopped",
-    "has_ended",
     "is_alone",
     "is_main_process",
     "run_probe",
@@ -59,17 +60,8 @@ __all__ = [
 ]
 
 
+is_alone = distributed.is_alone
 is_main_process = distributed.is_main_process
-
-
-def is_alone() -> bool:
-    """Whether this process is the only one of its run."""
-    return not peers.here().name
-
-
-def has_ended() -> bool:
-    """Whether the other processes know of this one's end, and end too."""
-    return peers.here().has_ended
 
 
 def run_train(
@@ -92,8 +84,8 @@ def run_train(
         of another config.
       FolderInUseError: Another process has the folder.
       NonFiniteLossError: Training diverged.
-      Interrupted: A signal stopped it; it is saved.
-      DataTimeoutError: The data did not come; it is saved.
+      Interrupted: A signal stopped it; it is saved, unless its data hangs.
+      DataTimeoutError: The data did not come; it goes on from the last checkpoint.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny", {"echo.factor": 2.0})
@@ -171,7 +163,7 @@ def run_study(
                 # This refuses the trials of another study.
                 num_missing(protocol, arms[unit.arm], workdir, unit)
     if protocol:
-        workdir.mkdir()
+        workdir.mkdir(parents=True, exist_ok=True)
         _write_study(config, workdir, calibration={})
         run_search(protocol, arms, workdir, jobs=jobs)
         return
@@ -183,7 +175,7 @@ def run_study(
 
 
 def _run_arms(
-    config: Config, arms: Mapping[str, RunSpec], workdir: RunPath, lock: FolderLock
+    config: Config, arms: Mapping[str, RunSpec], workdir: epath.Path, lock: FolderLock
 ) -> None:
     with errors_of_the_config():
         _refuse_other_study(workdir, is_searched=False)
@@ -210,7 +202,7 @@ def _run_arms(
 
 def _write_study(
     config: Config,
-    workdir: RunPath,
+    workdir: epath.Path,
     calibration: Mapping[str, float],
     storage: Mapping[str, Any] | None = None,
 ) -> None:
@@ -230,7 +222,7 @@ def _write_study(
     write_json(workdir / "study.json", metadata)
 
 
-def _refuse_other_study(workdir: RunPath, *, is_searched: bool) -> None:
+def _refuse_other_study(workdir: epath.Path, *, is_searched: bool) -> None:
     kept = read_json(workdir / "study.json", {"name": str})
     if kept is not None and ("search" in kept) != is_searched:
         kinds = "runs", "trials of a search"
@@ -300,7 +292,7 @@ def show_examples(
     *,
     updates: int = 100,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
-) -> RunPath:
+) -> epath.Path:
     """Draws the first examples of a training, as updates get them at each use.
 
     Args:

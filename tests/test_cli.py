@@ -148,7 +148,7 @@ def test_a_study_is_checked_before_its_first_arm(flags, message, tmp_path, capsy
     ("error", "status", "message"),
     [
         (runs.Interrupted(update=3, signum=signal.SIGTERM), 143, "after update 3"),
-        (runs.DataTimeoutError("for a batch", update=3), 75, "after update 3"),
+        (runs.DataTimeoutError("for a batch"), 75, "waited for a batch, which"),
         (KeyboardInterrupt(), 130, "interrupted; run the same command to resume"),
         (runs.NonFiniteLossError("the loss of update", 7, None), 1, "update 7 is not"),
     ],

@@ -16,10 +16,10 @@ from echo_jax.config import (
     default_study,
     load_config,
     load_with_flags,
-    protocol_of,
     set_arms,
 )
 from echo_jax.runs import ConfigRefusedError, run_study
+from echo_jax.searches import protocol_of
 
 # Flags of a training, and parts of the line that refuses them. D is an echo on devices.
 REFUSED = """
@@ -60,15 +60,15 @@ optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below 
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
 batch_size=10 mesh.data=2 mesh.fsdp=2 | must be a multiple of the 4 ... batch_size=12
 echo.factor=3.0 echo.order=spread | buffer=1 is too small for order
-echo.facter=3 | has no field 'facter', did you mean 'factor'?; it has after, buffer,
-echo=3 | --config.echo is a group; set one of its fields: after
-seed=1.5 | --config.seed=1.5: it takes a whole number, such as 10 or 1e3; it is 0
-optim.lr=fast | lr=fast: it takes a number, such as 0.1 or 1e-3
-stop_at_target=2 | stop_at_target=2: it takes true or false
-optim.boundaries=(5, | (5,: it takes values in parentheses
-echo.factor | --config.echo.factor: it needs a value; it is 1.0
+echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; it has after,
+echo=3 | config.echo is a group; set one of its fields: after
+seed=1.5 | --config.seed=1.5 must be a whole number, such as 10 or 1e3; it is 0
+optim.lr=fast | lr=fast must be a number, such as 0.1 or 1e-3
+stop_at_target=2 | stop_at_target=2 must be true or false
+optim.boundaries=(5, | (5, must be values in parentheses
+echo.factor | --config.echo.factor= must be a number, such as 0.1 or 1e-3; it is 1.0
 precision.compute=bf16 | compute='bf16' must be one of float32,
-model.dtype=float32 | config.model has no field 'dtype'
+model.dtype=float32 | config has no field 'model.dtype'; it has activation, bias
 workload=lmm | lmm
 optim.name=optax.nothing | config.optim.name='optax.nothing' is no public optimizer
 data.source=none.txt | none.txt
@@ -137,9 +137,9 @@ def test_a_variant_is_loaded_with_overrides_and_locked(tmp_path):
     assert config.data.storage.latency_s == 0.5
     with pytest.raises(AttributeError):
         config.batchsize = 3
-    with pytest.raises(AttributeError, match=r"no field 'echo\.facto'; it has echo\.a"):
+    with pytest.raises(AttributeError, match=r"mean 'echo\.factor'\?; it has after"):
         load_config(str(own), {"echo.facto": 2.0})
-    with pytest.raises(TypeError, match=r"config\.batch_size=1\.5 is no int"):
+    with pytest.raises(TypeError, match=r"config\.batch_size=1\.5 must be a whole"):
         load_config(str(own), {"batch_size": 1.5})
 
 

@@ -40,8 +40,16 @@ def fail(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (OSError(errno.ENOSPC, FULL, "/r/a.jsonl"), 1, ["a.jsonl cannot", " free th"]),
-        (PermissionError(errno.EACCES, "Denied", "/r/x"), 2, ["/r/x: Denied; change"]),
+        (
+            OSError(errno.ENOSPC, FULL, "/r/a.jsonl"),
+            1,
+            ["/r/a.jsonl: No space ", "; free some space"],
+        ),
+        (
+            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/r/x"),
+            2,
+            ["/r/x: Permission denied; change the permissions, or name another"],
+        ),
         (
             ValueError(
                 'RESOURCE_EXHAUSTED: Error writing "a/0" in database at local file '
@@ -49,28 +57,22 @@ def fail(monkeypatch, tmp_path, capfd):
                 f'"/r/checkpoints/8.orbax-checkpoint-tmp/state/d/0d27": {FULL}'
             ),
             1,
-            ["/r/checkpoints/8 cannot be written", "the same command goes on"],
+            ["/r/checkpoints/8.orbax", "No space left on device; free", "goes on"],
         ),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nof 9 GB"),
             1,
-            ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
+            ["RESOURCE_EXHAUSTED: Out of memory; lower --config.batch_size"],
         ),
-        (RuntimeError(DEAD.format(-11)), 1, ["killed by SIGSEGV; if mem", "goes on"]),
+        (RuntimeError(DEAD.format(-11)), 1, ["was killed; if mem", "goes on"]),
         (RuntimeError(DEAD.format(-7)), 1, ["/dev/shm, is full; ", "--shm-size=8g"]),
         (OSError(errno.ENOSPC, FULL, "/psm_1a2b"), 1, ["/dev/shm, is full; lower --"]),
         (
             RuntimeError("open() failed: Too many open files; opening /r/a"),
             1,
-            ["/r/a: Too many open files; raise the limit of ", " by 'ulimit -n 65536'"],
+            ["Too many open files; opening /r/a; raise the limit by 'ulimit -n 65536'"],
         ),
-        (
-            OSError(errno.ENFILE, "Too many", "/r/b"),
-            1,
-            ["/r/b: Too many; end other pr"],
-        ),
-        (RuntimeError(DEAD.format(3)), 1, ["ended with exit status 3; the same comm"]),
-        (MemoryError(), 1, ["memory of this machine", "--config.echo.buffer"]),
+        (MemoryError(), 1, ["MemoryError; lower --config.batch_size"]),
         (KeyError("a\x1b[2J\nb"), 1, ["unexpected KeyError: ", "bug", "--debug"]),
         (BrokenPipeError(), 1, ["unexpected BrokenPipeError; this may be a bug"]),
     ],
@@ -108,7 +110,7 @@ def test_devices_that_are_not_here_are_said_in_a_line(tmp_path):
     assert done.stdout.split("\n")[-4:-1] == ["2"] * 3, done.stderr
     said = [line for line in done.stderr.splitlines() if "%" not in line]
     fix = "; unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu to run on the CPUs"
-    assert all("jax finds no devices: " in line and fix in line for line in said)
+    assert all(fix in line for line in said)
     *cuda, nonsense = said
     assert all("JAX_PLATFORMS=cuda asks for devices that are" in line for line in cuda)
     assert "Backend 'nonsense' is not in the list of known backends" in nonsense
@@ -208,20 +210,6 @@ def test_ctrl_c_while_python_imports_ends_it_in_one_line():
     assert second == "  echo-jax report 'a folder'"
 
 
-@pytest.mark.parametrize(("call", "status"), [("_exit(75)", 75), ("getpid()", -6)])
-def test_a_process_that_native_code_aborts_has_its_say(call, status):
-    code = f"""
-import ctypes, os, threading
-from echo_jax.terminal import ending
-ending.before_abort(lambda: (os.write(1, b"said"), os.{call}))
-aborting = threading.Thread(target=ctypes.CDLL(None).abort)
-aborting.start()
-aborting.join()
-"""
-    done = python(ROOT, "-c", code)
-    assert (done.returncode, done.stdout) == (status, "said")
-
-
 @pytest.mark.parametrize(("signum", "status"), [("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_signal_is_blocked_in_the_processes_of_a_command_and_ends_the_command(
     signum, status
@@ -235,12 +223,12 @@ def tell():
         blocked = pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ()))
         print(signal.SIGHUP in blocked and signal.SIGNUM in blocked, flush=True)
 for _ in range(2):
-    with ending.EndsAtOnce(["echo-jax", "train"]):
+    with ending.owning_process(["echo-jax", "train"]):
         thread = threading.Thread(target=tell)
         thread.start()
         thread.join()
     print(signal.SIGNUM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
-with ending.EndsAtOnce(["echo-jax", "train"]):
+with ending.owning_process(["echo-jax", "train"]):
     os.kill(os.getpid(), signal.SIGNUM)
     threading.Event().wait()
 """

@@ -1,14 +1,13 @@
 """The config in a run folder: how it is read, and a stranger's is refused."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from echo_jax import cli
 from echo_jax.config import load_config, read_config
-from echo_jax.files import run_folder, seal
+from echo_jax.files import run_folder
 from echo_jax.training.records import claim_workdir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -73,24 +72,18 @@ def test_the_config_of_a_run_comes_back_with_its_types(tmp_path):
 )
 def test_a_config_that_no_run_has_is_refused_in_a_sentence(folder, fields, capsys):
     content = json.loads((folder / "config.json").read_text())
-    del content["crc32"]
     for name, value in fields.items():
         *groups, last = name.split(".")
         node = content
         for group in groups:
             node = node[group]
         node[last] = value
-    # A stranger's checksum is right.
-    (folder / "config.json").write_text(json.dumps(seal(content)))
+    (folder / "config.json").write_text(json.dumps(content))
     refused(capsys, folder)
     assert not Path("/tmp/owned").exists()
 
 
-def test_a_damaged_config_is_named_and_no_link_is_followed(folder, tmp_path, capsys):
+def test_a_damaged_config_is_named(folder, capsys):
     path = folder / "config.json"
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    said = refused(capsys, folder)
-    assert f"{path} is damaged: it does not have the checksum" in said
-    path.rename(tmp_path / "secret")
-    os.symlink(tmp_path / "secret", path)
-    assert f"{path} is a link where a file" in refused(capsys, folder)
+    path.write_text(path.read_text()[:-9])
+    assert f"{path} is damaged: " in refused(capsys, folder)

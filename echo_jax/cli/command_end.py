@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from etils import epath
+
 from echo_jax.config import Config
 from echo_jax.config.flags import load_with_flags
-from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
+from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.terminal.failures import sentence
 
 FAILED = 1
@@ -66,7 +68,7 @@ def path_argument(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def typed_folder(path: str) -> RunPath:
+def typed_folder(path: str) -> epath.Path:
     """Opens a run folder; exits if that is impossible."""
     try:
         return run_folder(path)

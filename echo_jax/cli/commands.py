@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import rich
+from etils import epath
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,7 @@ from echo_jax.cli.command_end import (
 )
 from echo_jax.cli.parser import make_parser
 from echo_jax.config import Config
-from echo_jax.files.folders import FolderError, RunPath
+from echo_jax.files.folders import FolderError
 from echo_jax.terminal import ending
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.failures import forget, quiet_libraries, sentence, status_of
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="replace")
         with contextlib.ExitStack() as stack:
             if argv and argv[0] in _TRAINING:
-                stack.enter_context(ending.EndsAtOnce(["echo-jax", *argv]))
+                stack.enter_context(ending.owning_process(["echo-jax", *argv]))
                 ending.outlive_readers()
             return _of_this_process(argv)
     except BrokenPipeError:
@@ -82,10 +83,7 @@ def _of_this_process(argv: list[str]) -> int:
     status = _run(argv)
     # If it is not imported, no thread has started; its import takes seconds.
     runs = sys.modules.get("echo_jax.runs")
-    is_shared = runs is not None and not runs.is_alone()
-    if status == WRONG_USE and is_shared:
-        status = FAILED  # the status that the other processes know
-    if status and (runs is None or not is_shared or runs.has_ended()):
+    if status and (runs is None or runs.is_alone()):
         # Do not wait for threads that wait for data, compile, or fail to save a
         # checkpoint: their errors have been printed.
         ending.end(status)
@@ -153,7 +151,7 @@ def _study(args: argparse.Namespace) -> int:
     return _search(study, typed_folder(args.workdir), args.jobs)
 
 
-def _search(study: Config, workdir: RunPath, jobs: int) -> int:
+def _search(study: Config, workdir: epath.Path, jobs: int) -> int:
     """Runs a study and shows it."""
     # Check early: a study that cannot draw would fail after hours.
     report_command.check_drawing()

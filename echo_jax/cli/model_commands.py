@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 from rich.table import Table
 
 from echo_jax.cli.command_end import add_number, path_argument
 from echo_jax.cli.report_command import check_drawing
-from echo_jax.files.folders import RunPath, run_folder, typed_path
-from echo_jax.files.plain_text import EncodingError, read_text
+from echo_jax.data.plain_text import EncodingError, read_text
+from echo_jax.files.folders import run_folder, typed_path, write
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.failures import sentence
 from echo_jax.terminal.printable import printable
@@ -290,7 +291,7 @@ def _draw_detections(
     from echo_jax.inference.pictures import draw_boxes
 
     folder = run_folder(args.out)
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     said, found, names_taken = [], {}, Counter[str]()
     for row, file in enumerate(args.files):
         is_sure = outputs["scores"][row] >= max(args.min_score, 1e-9)
@@ -307,8 +308,8 @@ def _draw_detections(
         stem = Path(file).stem
         names_taken[stem] += 1
         number = f"-{names_taken[stem]}" if names_taken[stem] > 1 else ""
-        picture: RunPath = folder / f"{stem}{number}.png"
-        picture.write(draw_boxes(image, boxes, labels.tolist(), texts))
+        picture: epath.Path = folder / f"{stem}{number}.png"
+        write(picture, draw_boxes(image, boxes, labels.tolist(), texts))
         said.append(f"{printable(picture)}  {', '.join(texts) or 'nothing found'}")
     _write_json(args.json, found)
     return said

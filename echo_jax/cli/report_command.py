@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import rich
+from etils import epath
 
 from echo_jax.cli.command_end import (
     Exit,
@@ -14,7 +15,7 @@ from echo_jax.cli.command_end import (
     typed_config,
     typed_folder,
 )
-from echo_jax.files.folders import FolderError, RunPath
+from echo_jax.files.folders import FolderError
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return make(folders, _workdir(args, folders))
 
 
-def _workdir(args: argparse.Namespace, folders: Sequence[RunPath]) -> RunPath:
+def _workdir(args: argparse.Namespace, folders: Sequence[epath.Path]) -> epath.Path:
     if args.workdir is None and len(folders) != 1:
         raise Exit("the report needs a folder of its own; add --workdir FOLDER")
     return folders[0] if args.workdir is None else typed_folder(args.workdir)
@@ -128,7 +129,7 @@ def check_drawing() -> None:
 
 
 @_refused_studies()
-def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
+def show(folders: Sequence[epath.Path], workdir: epath.Path) -> int:
     """Prints the table of a study or of runs; writes it with figure and report."""
     check_drawing()
     from echo_jax.searches.comparison import is_searched, read_search
@@ -159,7 +160,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
 
 
 @_refused_studies()
-def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
+def _show_scaling(folders: Sequence[epath.Path], workdir: epath.Path) -> int:
     """Prints throughput by devices; writes it with its figure."""
     check_drawing()
     from echo_jax.studies.scaling import read_scaling, terminal_tables, write_scaling
@@ -185,7 +186,7 @@ def _show_examples(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(table: Any, *files: RunPath) -> int:
+def _shown(table: Any, *files: epath.Path) -> int:
     """Prints a table and its files."""
     rich.print()
     rich.print(table)

@@ -8,11 +8,11 @@ __all__ = ["Config", "default_config", "load_config", "override"]
 __getattr__ = door(
     __name__,
     {
-        "batch": ["BatchSpec"],
         "files": ["import_config", "packaged_configs"],
         "flags": ["load_with_flags"],
         "run": ["RunSpec", "check_config"],
         "saved": ["read_config"],
-        "study": ["arm_names", "default_study", "protocol_of", "set_arms"],
+        "specs": ["BatchSpec"],
+        "study": ["arm_names", "default_study", "set_arms"],
     },
 )

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from echo_jax.config.group import field_of
-from echo_jax.config.local import CHANGING, MEETING
 from echo_jax.config.optim import OWN_OPTIMIZERS
+from echo_jax.config.specs import CHANGING, MEETING
+from echo_jax.studies.fields import flat_fields
 
 # Fields, their switch, and the values of the switch with which they have a meaning.
 _NEEDED = (
@@ -28,6 +29,9 @@ _NEEDED = (
     ("local.outer_lr local.outer_momentum", "local.outer", ("nesterov",)),
 )
 
+_RISING = ("onecycle", "cyclic")
+_ARGUMENTS = {"optim.name": "optim.args", "optim.schedule": "optim.schedule_args"}
+
 
 class Idle(NamedTuple):
     """A field that is set without effect, because of another field, its switch."""
@@ -41,10 +45,14 @@ class Idle(NamedTuple):
 # The caller may change the config between two fields.
 def idle_fields(config: Any, defaults: Any) -> Iterator[Idle]:
     """Yields the fields that are set without effect, switches first."""
-    for field, switch, applies, rule, *usual in _conditions(config):
-        neutral = usual[0] if usual else field_of(defaults, field)
-        if not applies and field_of(config, field) != neutral:
-            yield Idle(field, switch, rule, neutral)
+    for field, switch, applies, rule in _conditions(config):
+        usual = field_of(defaults, field)
+        if not applies and field_of(config, field) != usual:
+            yield Idle(field, switch, rule, usual)
+    optim = config.optim
+    if optim.schedule in _RISING and not optim.start_fraction > 0:
+        rule = f"must be above 0 with {optim.schedule}, which begins there"
+        yield Idle("optim.start_fraction", "optim.schedule", rule, 0.04)
 
 
 # A typed field without effect stays, so that the check refuses it. Each reset field is
@@ -54,40 +62,33 @@ def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -
     prefix = "base." if "arms" in config and "base" in config else ""
     if prefix:
         config, before = config.base, before.base
-    switched = {name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
-    typed = frozenset(switched)
+    typed = {name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
     if missing_field(config, defaults):
         return
-    for name in ("name", "schedule"):
-        args = "optim.args" if name == "name" else "optim.schedule_args"
-        was = before.optim[name]
-        if args not in typed and config.optim[name] != was:
-            _say(config, Idle(args, "", f"belongs to {was}", "{}"), prefix)
+    for switch, args in _ARGUMENTS.items():
+        was = field_of(before, switch)
+        if args not in typed and field_of(config, switch) != was:
+            _reset(config, Idle(args, switch, f"belongs to {was}", "{}"), prefix)
+    switched = set(typed)
     for idle in idle_fields(config, defaults):
         if idle.switch in switched and idle.field not in typed:
-            _say(config, idle, prefix)
+            _reset(config, idle, prefix)
             switched.add(idle.field)
 
 
-def missing_field(config: Any, defaults: Any, prefix: str = "") -> str:
+def missing_field(config: Any, defaults: Mapping[str, Any]) -> str:
     """Returns a field that a config made from the default one would have, or ""."""
-    for name, value in defaults.items():
-        if name not in config:
-            return prefix + name
-        if isinstance(value, Mapping) and (
-            missing := missing_field(config[name], value, f"{prefix}{name}.")
-        ):
-            return missing
-    return ""
+    has = {*config, *flat_fields(config.to_dict())}
+    needed = [*defaults, *flat_fields(defaults)]
+    return next((name for name in needed if name not in has), "")
 
 
-def _say(config: Any, idle: Idle, prefix: str) -> None:
+def _reset(config: Any, idle: Idle, prefix: str) -> None:
     """Resets a field and prints it."""
-    *groups, name = idle.field.split(".")
     value = field_of(config, idle.field)
     if value == idle.usual:
         return
-    (field_of(config, ".".join(groups)) if groups else config)[name] = idle.usual
+    config.update_from_flattened_dict({idle.field: idle.usual})
     print(
         f"config.{prefix}{idle.field}={value!r} of the config file {idle.rule}; "
         f"{idle.usual!r} is used instead",
@@ -95,50 +96,36 @@ def _say(config: Any, idle: Idle, prefix: str) -> None:
     )
 
 
-def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields field, switch, whether it applies, why not, and optionally its fix."""
-    optim, echo, dispatch = config.optim, config.echo, config.dispatch
-
-    name, is_own = optim.name, not optim.name.startswith("optax.")
+def _conditions(config: Any) -> Iterator[tuple[str, str, bool, str]]:
+    """Yields a field, its switch, whether it has a meaning, and the reason if not."""
+    echo, name, schedule = config.echo, config.optim.name, config.optim.schedule
+    is_own = not name.startswith("optax.")
     rule = f"belongs to {', '.join(OWN_OPTIMIZERS)}; {name} has it in config.optim.args"
-    yield "optim.weight_decay", "optim.name", is_own, rule, 0.0
+    yield "optim.weight_decay", "optim.name", is_own, rule
     rule = f"belongs to optimizers of optax; {name} has fields of its own"
-    # An empty object, with or without spaces, means no arguments.
-    has_args = bool(optim.args.strip("{} "))
-    yield "optim.args", "optim.name", not (is_own and has_args), rule
+    yield "optim.args", "optim.name", not is_own, rule
     rule = f"has no meaning with {name}, which sets the length of every step itself"
-    yield "optim.clip_norm", "optim.name", name not in ("lars", "lamb"), rule, 0.0
+    yield "optim.clip_norm", "optim.name", name not in ("lars", "lamb"), rule
+    rule = f"belongs to schedules of optax; {schedule} has fields of its own"
+    is_of_optax = schedule.startswith("optax.")
+    yield "optim.schedule_args", "optim.schedule", is_of_optax, rule
+    rule = f"has no meaning with {schedule}, which rises by itself"
+    yield "optim.warmup_updates", "optim.schedule", schedule not in _RISING, rule
 
-    name, is_own = optim.schedule, not optim.schedule.startswith("optax.")
-    rule = f"belongs to schedules of optax; {name} has fields of its own"
-    has_args = bool(optim.schedule_args.strip("{} "))
-    yield "optim.schedule_args", "optim.schedule", not (is_own and has_args), rule
-    rises = name in ("onecycle", "cyclic")
-    rule = f"has no meaning with {name}, which rises by itself"
-    yield "optim.warmup_updates", "optim.schedule", not rises, rule
-    begins = not rises or optim.start_fraction > 0
-    rule = f"must be above 0 with {name}, which begins there"
-    yield "optim.start_fraction", "optim.schedule", begins, rule, 0.04
-
-    is_fixed = echo.mode == "fixed"
-    bound = "echo.max_uses" if echo.mode == "adaptive" else "echo.fetch"
+    is_fixed, is_adaptive = echo.mode == "fixed", echo.mode == "adaptive"
+    bound = "echo.max_uses" if is_adaptive else "echo.fetch"
     rule = f"belongs to mode fixed; mode {echo.mode} goes by config.{bound}"
-    yield "echo.factor", "echo.mode", is_fixed, rule, 1.0
+    yield "echo.factor", "echo.mode", is_fixed, rule
     rule = f"belongs to mode fixed; mode {echo.mode} has an order of its own"
-    yield "echo.order", "echo.mode", is_fixed, rule, "consecutive"
-    decides = echo.mode == "adaptive" and not echo.replay.startswith("pattern:")
+    yield "echo.order", "echo.mode", is_fixed, rule
     rule = "belongs to mode adaptive, where no pattern decides"
-    yield "echo.min_uses", "echo.mode", decides, rule, 1
-
-    is_one = dispatch.steps == 1
+    decides = is_adaptive and not echo.replay.startswith("pattern:")
+    yield "echo.min_uses", "echo.mode", decides, rule
     rule = "would decide adaptive draws too far ahead"
-    is_open = is_one or echo.mode != "adaptive"
-    yield "dispatch.steps", "echo.mode", is_open, rule, 1
+    yield "dispatch.steps", "echo.mode", not is_adaptive, rule
     rule = "has no place for a meeting: local updates are dispatched one by one"
-    is_open = is_one or config.local.schedule == "none"
-    yield "dispatch.steps", "local.schedule", is_open, rule, 1
-
-    yield "stop_at_target", "target", bool(config.target), "needs a target", False
+    yield "dispatch.steps", "local.schedule", config.local.schedule == "none", rule
+    yield "stop_at_target", "target", bool(config.target), "needs a target"
 
     for fields, switch, values in _NEEDED:
         rule = f"needs --config.{switch}={' or '.join(values)}"

@@ -6,21 +6,32 @@ and adds ``model``.
 """
 
 import copy
+import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
 from echo_jax.config.applies import leave_out
 from echo_jax.config.files import failures_of, find_config, import_config
-from echo_jax.config.group import defaults_of
+from echo_jax.config.group import defaults_of, field_of
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import FIELDS
+from echo_jax.studies.fields import flat_fields
 
 Config: TypeAlias = Any
 """A `ConfigDict`. Its fields have types when it runs, but none that a type checker
 knows, which would take ``config.echo.factor`` for an error."""
+
+_TAKES = {
+    int: "a whole number, such as 10 or 1e3",
+    float: "a number, such as 0.1 or 1e-3",
+    bool: "true or false",
+    str: "a text",
+    tuple: "values in parentheses, such as (5, 9) or (5,)",
+}
 
 
 def default_config(workload: str = "") -> Config:
@@ -77,7 +88,13 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
     path = find_config(file)
     module = import_config(path)
     variants = (variant,) if variant else ()
-    _check_call(file, module.get_config, variants)
+    try:
+        inspect.signature(module.get_config).bind(*variants)
+    except TypeError as error:
+        rule = f"needs a variant: give {file}:VARIANT"
+        if variant:
+            rule = f"has no variants; leave :{variant} out"
+        raise ValueError(f"config {file!r} {rule}") from error
     with failures_of(path):
         config = module.get_config(*variants)
     if not isinstance(config, ConfigDict):
@@ -85,67 +102,72 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
             f"get_config() of {file} returned {config!r:.60}; it has to return an "
             "ml_collections.ConfigDict, such as default_config() changed"
         )
+    return with_fields(config, overrides or {})
+
+
+def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Returns a loaded config with other fields, locked; see `load_config`."""
     before = copy.deepcopy(config)
-    override(config, overrides or {})
-    leave_out(config, default_config(), [*_names(overrides or {})], before)
+    override(config, fields)
+    leave_out(config, defaults_of(RunSpec), flat_fields(fields), before)
     return config.lock()
 
 
-def _names(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of the fields that are set."""
-    for name, value in overrides.items():
-        if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def _check_call(
-    file: str, get_config: Callable[..., Any], variants: tuple[str, ...]
-) -> None:
-    """Refuses an unknown variant argument, and a missing one."""
-    try:
-        inspect.signature(get_config).bind(*variants)
-    except TypeError as error:
-        raise ValueError(
-            f"config {file!r} has no variants; leave :{variants[0]} out"
-            if variants
-            else f"config {file!r} needs a variant: give {file}:VARIANT, or let "
-            "get_config() be called without one"
-        ) from error
-
-
-def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> None:
+def override(config: Config, overrides: Mapping[str, Any]) -> None:
     """Sets fields of a config.
 
     Args:
       config: The config; it is changed.
       overrides: See `load_config`.
-      prefix: Precedes the names of fields in errors.
 
     Raises:
-      AttributeError: The field does not exist.
+      UnknownFieldError: The field does not exist.
       TypeError: The value has another type than the field.
     """
-    for name, value in overrides.items():
-        field, _, rest = name.partition(".")
-        if field not in config:
-            raise AttributeError(
-                f"config has no field {prefix + field!r}; "
-                f"it has {', '.join(prefix + known for known in sorted(config))}"
-            )
-        if rest:
-            value = {rest: value}
-        if isinstance(value, Mapping) and isinstance(config[field], ConfigDict):
-            override(config[field], value, f"{prefix}{field}.")
-            continue
+    for name, value in flat_fields(overrides).items():
+        check_field(config, name)
         try:
-            config[field] = value
+            config.update_from_flattened_dict({name: value})
         except TypeError as error:
-            kind = config.get_type(field)
-            if kind not in (bool, float, int, str, tuple):
-                raise  # One of our fields, whose error names the valid values.
-            raise TypeError(
-                f"config.{prefix}{field}={value!r} is no {kind.__name__}, and the "
-                f"field holds one: {config[field]!r}"
-            ) from error
+            raise TypeError(wrong_value(config, name, repr(value))) from error
+
+
+class UnknownFieldError(AttributeError, ValueError):
+    """A field that a config does not have."""
+
+
+def check_field(config: Config, name: str) -> None:
+    """Refuses the dotted name of a field that a config does not have."""
+    fields = flat_fields(config.to_dict())
+    if name in fields:
+        return
+    if inside := _inside(fields, f"{name}."):
+        raise UnknownFieldError(
+            f"config.{name} is a group; set one of its fields: {', '.join(inside)}"
+        )
+    known = _inside(fields, name[: name.rfind(".") + 1])
+    own = re.sub(r"^arms\.\w+\.", "", name)
+    hint = f"; of all arms it is --config.base.{own}" * (f"base.{own}" in fields)
+    raise UnknownFieldError(
+        f"config has no field {name!r}{did_you_mean(name, fields)}; it has "
+        f"{', '.join(known) or 'none there'}{hint}"
+    )
+
+
+def _inside(fields: Iterable[str], group: str) -> list[str]:
+    """Returns the names in a group, such as ``"optim."``, without its own."""
+    inside = [name.removeprefix(group) for name in fields if name.startswith(group)]
+    return [*dict.fromkeys(name.partition(".")[0] for name in inside)]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a hint to the known word that is most like another one, or ""."""
+    close = difflib.get_close_matches(word, [*known], n=1, cutoff=0.8)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def wrong_value(config: Config, name: str, value: str) -> str:
+    """Returns the error of a value that the type of a field does not allow."""
+    usual = field_of(config, name)
+    takes = _TAKES.get(type(usual), type(usual).__name__)
+    return f"config.{name}={value} must be {takes}; it is {usual!r} without it"

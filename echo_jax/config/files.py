@@ -4,7 +4,6 @@ The configs come with the package. In its wheel they are in the folder ``configs
 the package, and in a checkout beside the package.
 """
 
-import ast
 import contextlib
 import difflib
 import importlib.util
@@ -16,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
+from etils import epath
+
+from echo_jax.files.folders import FolderError, run_folder, typed_path, write
 
 _PACKAGE = Path(__file__).parents[1]
-_CONFIG_FILE = re.compile(r"([\w/]+\.py)(:.*)?")
+# What a config file imports, or loads by name.
+_NEEDED = re.compile(r'(?m)^(?:from|import) (\w+)|"([\w/]+)\.py[:"]')
 
 
 def _folder() -> Path:
@@ -52,10 +54,6 @@ def find_config(file: str) -> Path:
     known = packaged_configs()
     if file in known:
         return known[file]
-    if not file:
-        raise FileNotFoundError(
-            "--config is empty. Give PATH.py, or a name that 'echo-jax configs' lists."
-        )
     if path.is_dir():
         raise FileNotFoundError(
             f"config {file!r} is a folder; give PATH.py or PATH.py:VARIANT of a file "
@@ -69,8 +67,6 @@ def find_config(file: str) -> Path:
     ]
     if close:
         fix = f"did you mean {close[0]!r}, which comes with echo-jax?"
-    elif file.endswith(".py"):
-        fix = "give PATH.py, or the name of one that 'echo-jax configs' lists"
     else:
         fix = f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
     raise FileNotFoundError(
@@ -103,7 +99,9 @@ def failures_of(path: Path) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if isinstance(error, ValueError) and _is_refusal(frames[-1], path):
+        # A config or this package raised it on purpose, with a sentence of its own.
+        is_raised = (frames[-1].line or "").startswith("raise ")
+        if isinstance(error, ValueError) and is_raised:
             raise
         # The name that importlib uses.
         name = str(path.absolute())
@@ -131,13 +129,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {said.partition(chr(10))[0]}"
 
 
-def _is_refusal(frame: traceback.FrameSummary, path: Path) -> bool:
-    """Whether a config or this package raised an error on purpose."""
-    folders = (_PACKAGE, path.absolute().parent, _folder())
-    is_ours = any(Path(frame.filename).is_relative_to(each) for each in folders)
-    return is_ours and (frame.line or "").startswith("raise ")
-
-
 @contextlib.contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
     """Lets a config import modules from its folder, as a script can."""
@@ -156,7 +147,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 # A file that exists with the same content is kept. If a different file has the name,
 # nothing is copied.
-def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
+def copy_config(name: str, folder: str | os.PathLike[str]) -> list[epath.Path]:
     """Copies a packaged config and the files that it needs, the config first."""
     known = packaged_configs()
     if name not in known:
@@ -165,11 +156,9 @@ def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
             f"{', '.join(known)}"
         )
     target = run_folder(folder)
-    files: dict[RunPath, str] = {}
+    files: dict[epath.Path, str] = {}
     for path in _needed(known[name]):
-        copy = target
-        for part in path.relative_to(_folder()).parts:
-            copy /= part
+        copy = target / path.relative_to(_folder()).as_posix()
         files[copy] = path.read_text(encoding="utf-8")
     for copy, text in files.items():
         if copy.exists() and copy.read_text() != text:
@@ -178,8 +167,8 @@ def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
                 "it"
             )
     for copy, text in files.items():
-        copy.parent.mkdir()
-        copy.write(text)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write(copy, text)
     return [*files]
 
 
@@ -187,17 +176,9 @@ def _needed(config: Path) -> list[Path]:
     """Returns a packaged config and all files that it imports or loads by name."""
     needed = [config]
     for path in needed:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Import(names=names):
-                    found = [path.parent / f"{each.name}.py" for each in names]
-                case ast.ImportFrom(module=str(module)):
-                    found = [path.parent / f"{module}.py"]
-                case ast.Constant(value=str(text)) if loaded := _CONFIG_FILE.fullmatch(
-                    text
-                ):
-                    found = [_folder() / loaded[1]]
-                case _:
-                    continue
-            needed += [each for each in found if each.is_file() and each not in needed]
+        for imported, loaded in _NEEDED.findall(path.read_text(encoding="utf-8")):
+            folder = path.parent if imported else _folder()
+            file = folder / f"{imported or loaded}.py"
+            if file.is_file() and file not in needed:
+                needed.append(file)
     return needed

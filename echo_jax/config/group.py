@@ -15,17 +15,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 _FIELD = re.compile(r"    (\w+): ")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """At least `least`, or above it, and below `below`."""
+    """At least `least`, or above it; at most `most`, and below `below`."""
 
     least: float
     below: float = math.inf
+    most: float = math.inf
     is_above: bool = False
 
     def rule(self, value: Any) -> str:
@@ -34,12 +35,15 @@ class Bounds:
             return f"must be above {self.least:g}"
         if not self.least <= value < math.inf:
             return f"must be at least {self.least}"
+        if value > self.most:
+            return f"must be at most {self.most:g}"
         return "" if value < self.below else f"must be below {self.below}"
 
 
 Natural = Annotated[int, Bounds(0)]
 Count = Annotated[int, Bounds(1)]
 Amount = Annotated[float, Bounds(0.0)]
+Fraction = Annotated[float, Bounds(0.0, most=1.0)]
 Positive = Annotated[float, Bounds(0.0, is_above=True)]
 Momentum = Annotated[float, Bounds(0.0, below=1.0)]
 # The type of numbers in a computation.
@@ -54,10 +58,10 @@ class Group:
             value = getattr(self, name)
             for bounds in getattr(kind, "__metadata__", ()):
                 if rule := bounds.rule(value):
-                    fix = bounds.least
-                    if bounds.is_above:
-                        fix = getattr(type(self), name)
-                    self.refuse(name, rule, fix)
+                    default = getattr(type(self), name)
+                    self.refuse(
+                        name, rule, default if bounds.is_above else bounds.least
+                    )
             if get_origin(kind) is Literal and value not in get_args(kind):
                 known = get_args(kind)
                 self.refuse(name, f"must be one of {', '.join(known)}", known[0])
@@ -70,10 +74,6 @@ class Group:
         value = field_of(self, name)
         raise ValueError(f"{name}={value!r} {rule}; set {name}={fix}")
 
-    def changed(self, fields: Mapping[str, Any]) -> Self:
-        """Returns the group with other values, by their dotted names."""
-        return _changed(self, fields)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as a nested dict."""
         return dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
@@ -81,30 +81,29 @@ class Group:
 
 def defaults_of(group: type) -> dict[str, Any]:
     """Returns the default of every field of a group, as a nested dict."""
-    found = {}
-    for name in _kinds(group):
-        default = _default(group, name)
-        is_group = dataclasses.is_dataclass(default)
-        found[name] = defaults_of(type(default)) if is_group else default
+    found = _defaults(group)
+    for name, value in found.items():
+        if dataclasses.is_dataclass(value):
+            found[name] = defaults_of(type(value))
     return found
 
 
 def made(group: type, values: Mapping[str, Any]) -> Any:
     """Makes a group of nested values; refuses an unknown field."""
-    own, known = {}, _kinds(group)
+    own, defaults = dict(values), _defaults(group)
     for name, value in values.items():
-        if name not in known:
-            fix = f"remove it, or use one of {', '.join(known)}"
+        if name not in defaults:
+            fix = f"remove it, or use one of {', '.join(defaults)}"
             raise ValueError(f"{name}={value!r} is no field; {fix}")
-        kind = type(_default(group, name))
-        own[name] = value
+        kind = type(defaults[name])
         if dataclasses.is_dataclass(kind) and not dataclasses.is_dataclass(value):
             with named(f"{name}."):
                 own[name] = made(kind, value)
     return group(**own)
 
 
-def _changed(group: Any, fields: Mapping[str, Any]) -> Any:
+def changed(group: Any, fields: Mapping[str, Any]) -> Any:
+    """Returns a group with other values, by their dotted names."""
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
@@ -115,7 +114,7 @@ def _changed(group: Any, fields: Mapping[str, Any]) -> Any:
             own[first] = value
     for name, values in inner.items():
         with named(f"{name}."):
-            own[name] = _changed(getattr(group, name), values)
+            own[name] = changed(getattr(group, name), values)
     return dataclasses.replace(group, **own)
 
 
@@ -142,17 +141,18 @@ def field_of(config: Any, field: str) -> Any:
     return config
 
 
-def _default(group: type, name: str) -> Any:
-    field = {each.name: each for each in dataclasses.fields(group)}[name]
-    factory = field.default_factory
-    return field.default if factory is dataclasses.MISSING else factory()
+def _defaults(group: type) -> dict[str, Any]:
+    found = {}
+    for each in dataclasses.fields(group):
+        factory = each.default_factory
+        found[each.name] = each.default if factory is dataclasses.MISSING else factory()
+    return found
 
 
 @functools.cache
 def _kinds(group: type) -> dict[str, Any]:
     hints = get_type_hints(group, include_extras=True)
-    own = (field.name for field in dataclasses.fields(group) if field.init)
-    return {name: hints[name] for name in own}
+    return {field.name: hints[field.name] for field in dataclasses.fields(group)}
 
 
 def described(group: type, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -161,12 +161,13 @@ def described(group: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     for each in reversed(group.__mro__):
         if dataclasses.is_dataclass(each):
             about |= _comments(inspect.getsource(each))
+    defaults = _defaults(group)
     for name, kind in _kinds(group).items():
         said = about.get(name, "")
         if get_origin(kind) is Literal and " | " not in said:
             said = f"{' | '.join(get_args(kind))}{said and f': {said}'}"
         yield f"{prefix}{name}", said
-        kind = type(_default(group, name))
+        kind = type(defaults[name])
         if dataclasses.is_dataclass(kind):
             yield from described(kind, f"{prefix}{name}.")
 

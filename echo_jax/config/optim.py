@@ -9,6 +9,7 @@ from echo_jax.config.group import (
     Amount,
     Bounds,
     Count,
+    Fraction,
     Group,
     Momentum,
     Natural,
@@ -53,9 +54,9 @@ class OptimSpec(Group):
     schedule: str = "constant"
     schedule_args: str = "{}"  # arguments of a schedule of optax, as JSON
     warmup_updates: Natural = 0  # updates in which the rate rises to its peak
-    start_fraction: Amount = 0.0  # first learning rate / peak; 0: near 0
+    start_fraction: Fraction = 0.0  # first learning rate / peak; 0: near 0
     decay_updates: Natural = 0  # updates until the decay ends; 0: config.updates
-    end_fraction: Amount = 0.01  # last learning rate / peak
+    end_fraction: Fraction = 0.01  # last learning rate / peak
     # Updates after which the rate drops (piecewise) or changes (slow_start).
     boundaries: tuple[int, ...] = ()
     boundary_scale: Amount = 0.1  # factor on the rate at each boundary
@@ -76,12 +77,6 @@ class OptimSpec(Group):
     trust_clip: Positive = 10.0  # lamb: maximum norm of an array in the ratio
     # rmsprop_warmup: updates until half of a step is SGD's; 10 epochs in the paper.
     transition_updates: Count = 1000
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("start_fraction", "end_fraction"):
-            if self[name] > 1:
-                self.refuse(name, "must be at most 1", 0.01)
 
     @property
     def is_of_optax(self) -> bool:

@@ -6,9 +6,10 @@ returns a gradient transformation is accepted as an optimizer. A schedule must r
 learning rate for an update.
 """
 
+import contextlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -35,9 +36,7 @@ def try_optax(optim: OptimSpec) -> None:
 def optax_factory(name: str, args: str) -> OptaxFactory:
     """Finds an optimizer of optax, tries it, and returns a function of the rate."""
     found = _function_of_optax(name)
-    if not inspect.isfunction(found) or (
-        "learning_rate" not in inspect.signature(found).parameters
-    ):
+    if found is None or "learning_rate" not in inspect.signature(found).parameters:
         raise ValueError(
             f"config.optim.name={name!r} is no public optimizer of optax; use "
             f"{', '.join(OWN_OPTIMIZERS)}, or a function of optax or optax.contrib "
@@ -51,51 +50,47 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
             "needs to know as little of a run's length before its cooldown"
         )
     kwargs = parse_args(args)
-
-    def make(learning_rate: Any) -> optax.GradientTransformation:
-        return found(learning_rate=learning_rate, **kwargs)
-
-    try:
-        with jax.numpy_dtype_promotion("standard"):  # Many need it.
-            jax.eval_shape(lambda rate: _try(make(rate)), 0.5)
-    except Exception as error:
-        raise ValueError(
-            f"config.optim.name={name!r} cannot train with config.optim.args={args!r}: "
-            f"{error}; change the arguments, or use another optimizer"
-        ) from error
-    return make
+    said = f"config.optim.name={name!r} cannot train with config.optim.args={args!r}"
+    with _trying(said, "another optimizer"):
+        jax.eval_shape(lambda rate: _try(found(learning_rate=rate, **kwargs)), 0.5)
+    return lambda rate: found(learning_rate=rate, **kwargs)
 
 
 def optax_schedule(name: str, args: str) -> optax.Schedule:
     """Finds and tries a schedule of optax: updates done to a factor on the rate."""
     found = _function_of_optax(name)
-    if not inspect.isfunction(found) or found not in vars(optax.schedules).values():
+    if found is None or found not in vars(optax.schedules).values():
         raise ValueError(
             f"config.optim.schedule={name!r} is no schedule of optax; use one of "
             f"{', '.join(OWN_SCHEDULES)}, or a schedule of optax, such as "
             "--config.optim.schedule=optax.exponential_decay"
         )
-    try:
+    given = f"config.optim.schedule_args={args!r}"
+    said = f"config.optim.schedule={name!r} cannot be made of {given}"
+    with _trying(said, "another schedule"):
         schedule = found(**parse_args(args, "optim.schedule_args"))
-        with jax.numpy_dtype_promotion("standard"):
-            rate = jax.eval_shape(schedule, 0)
-        if rate.shape != ():
+        if jax.eval_shape(schedule, 0).shape != ():
             raise TypeError("it gives no learning rate")
-    except Exception as error:
-        raise ValueError(
-            f"config.optim.schedule={name!r} cannot be made of "
-            f"config.optim.schedule_args={args!r}: {error}; change the arguments, or "
-            "use another schedule"
-        ) from error
     return schedule
 
 
-def _function_of_optax(name: str) -> Any:
-    """Returns the object with a public name in optax, or None."""
+@contextlib.contextmanager
+def _trying(said: str, another: str) -> Iterator[None]:
+    """Turns all errors of a function of optax into a ValueError."""
+    try:
+        with jax.numpy_dtype_promotion("standard"):  # Many need it.
+            yield
+    except Exception as error:
+        fix = f"change the arguments, or use {another}"
+        raise ValueError(f"{said}: {error}; {fix}") from error
+
+
+def _function_of_optax(name: str) -> Callable[..., Any] | None:
+    """Returns the function with a public name in optax, or None."""
     module, _, attribute = name.rpartition(".")
-    if attribute.startswith("_"):
-        return None
-    return getattr(_MODULES.get(module), attribute, None)
+    found = getattr(_MODULES.get(module), attribute, None)
+    is_public = inspect.isfunction(found) and not attribute.startswith("_")
+    return found if is_public else None
 
 
 def _try(optimizer: Any) -> Any:

@@ -10,29 +10,31 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from echo_jax.config.applies import idle_fields, missing_field
-from echo_jax.config.batch import BatchSpec
 from echo_jax.config.echo import RunEcho
 from echo_jax.config.group import (
     Bounds,
     Count,
     Group,
     Natural,
+    changed,
     defaults_of,
     field_of,
     made,
     named,
 )
-from echo_jax.config.local import LocalSpec, broken_rules
 from echo_jax.config.optim import OptimSpec
 from echo_jax.config.specs import (
+    BatchSpec,
     DataSpec,
     DispatchSpec,
     DistributedSpec,
+    LocalSpec,
     LogSpec,
     MeshSpec,
     PrecisionSpec,
     ProfileSpec,
     XlaSpec,
+    broken_rules,
 )
 from echo_jax.config.workloads import fields_of
 from echo_jax.data.pipeline.spec import PipelineSpec
@@ -112,7 +114,7 @@ class RunSpec(Group):
 
     def changed(self, fields: Mapping[str, Any]) -> Self:
         with named("config."):
-            return super().changed(fields)
+            return changed(self, fields)
 
     @property
     def pipeline(self) -> PipelineSpec:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config, override
 from echo_jax.config.optimizer import parse_args
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import DamagedFileError, read_json
 
 _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
@@ -15,7 +15,7 @@ _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 
 # Fields that change no computation are not kept and get their defaults. Decisions are
 # not repeated from a log, and no process reads data: neither changes a program.
-def read_config(workdir: RunPath) -> RunSpec:
+def read_config(workdir: epath.Path) -> RunSpec:
     """Returns the config of a run."""
     path = workdir / "config.json"
     fields = read_json(path, _CONFIG)

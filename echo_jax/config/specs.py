@@ -1,11 +1,34 @@
-"""The smaller groups of fields of a training."""
+"""The groups of fields of a training, except the echo and the optimizer."""
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from echo_jax.config.group import Amount, Count, Group, Natural, Positive, Precision
+from echo_jax.config.group import (
+    Amount,
+    Count,
+    Group,
+    Momentum,
+    Natural,
+    Positive,
+    Precision,
+    field_of,
+)
 from echo_jax.data.pipeline.spec import Engine
 from echo_jax.data.pipeline.storage import StorageSpec
+from echo_jax.echo.schedule import FetchSchedule
+
+CHANGING = ("cosine", "linear", "multistep")
+"""``local.schedule``: the probability of a meeting changes over the run."""
+
+MEETING = ("every", "bernoulli", "fetch", *CHANGING)
+"""``local.schedule``: replicas meet."""
+
+Schedule = Literal[
+    "none", "every", "bernoulli", "fetch", "cosine", "linear", "multistep"
+]
 
 
 @dataclass(frozen=True)
@@ -118,3 +141,124 @@ class MeshSpec(Group):
         super().__post_init__()
         if self.data != -1 and self.data < 1:
             self.refuse("data", "must be at least 1, or -1 for all devices", -1)
+
+
+@dataclass(frozen=True)
+class BatchSpec(Group):
+    """The batch of an update; it may grow during training (Smith et al. 2018).
+
+    A smaller batch is a part of one of the config's batches. Data and echo do not
+    change; several updates use the parts of a batch.
+    """
+
+    micro: Count = 1  # gradient accumulation: parts on each device
+    # Updates after which the batch grows by each of the factors, up to batch_size.
+    boundaries: tuple[int, ...] = ()
+    # How many times as large the batch is after each of the boundaries.
+    factors: tuple[int, ...] = ()
+    # The devices whose examples give the statistics of batch norm. They are of an
+    # update or, with micro above 1, of a part of it. Replicas have their own.
+    statistics: Literal["all", "device"] = "all"
+    # The batch norm statistics in evaluation: moving (averages over updates) | last (of
+    # the last update) | recompute (of norm_batches fresh batches, each time)
+    norm: Literal["moving", "last", "recompute"] = "moving"
+    norm_batches: Count = 16  # fresh batches for norm=recompute
+
+    def __post_init__(self):
+        super().__post_init__()
+        ends, factors = self.boundaries, self.factors
+        are_updates = all(type(each) is int and 0 < each < 2**31 for each in ends)
+        if not are_updates or any(a >= b for a, b in itertools.pairwise(ends)):
+            rule = "must be numbers of updates, each above the one before"
+            fix = tuple(sorted({*ends})) if are_updates else ()
+            self.refuse("boundaries", rule, fix)
+        is_whole = all(type(each) is int and each > 1 for each in factors)
+        if len(factors) != len(ends) or not is_whole:
+            rule = f"must be {len(ends)} whole numbers above 1, one for each boundary"
+            self.refuse("factors", rule, (2,) * len(ends))
+        if split := self.first_split():
+            rule = f"has {split[0]}, where a batch of batch_size is not used up"
+            fix = tuple(split[1] if each == split[0] else each for each in ends)
+            self.refuse("boundaries", rule, fix)
+
+    def parts(self, update: int) -> int:
+        """Returns the number of parts of a batch after `update` updates."""
+        return math.prod(
+            factor for boundary, factor in self.steps() if update < boundary
+        )
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Returns each boundary with its factor."""
+        return list(zip(self.boundaries, self.factors, strict=True))
+
+    def number(self, update: int) -> int:
+        """Returns the part of a batch that an update uses; see `parts`."""
+        begun = max((b for b in self.boundaries if b <= update), default=0)
+        return (update - begun) % self.parts(update)
+
+    def first_split(self) -> tuple[int, int] | None:
+        """Returns the first boundary within a batch and the next valid one, or None."""
+        begun = 0
+        for boundary in self.boundaries:
+            parts = self.parts(boundary - 1)
+            if left := (boundary - begun) % parts:
+                return boundary, boundary + parts - left
+            begun = boundary
+        return None
+
+
+@dataclass(frozen=True)
+class LocalSpec(Group):
+    """Replicas, one on each device, with their own parameters."""
+
+    # When replicas synchronise: none (one model) | every (`every` updates) | bernoulli
+    # (with probability p) | fetch (after updates that fetch fresh data in a stochastic
+    # echo) | cosine | linear | multistep (with a probability from p to p_end)
+    schedule: Schedule = "none"
+    every: Count = 1  # updates between synchronisations
+    p: float = 1.0  # their probability
+    p_end: float = 1.0  # the last one
+    start_after: Natural = 0  # initial updates that all synchronise
+    # The common parameters: mean | nesterov (DiLoCo: a step from the last common ones)
+    outer: Literal["mean", "nesterov"] = "mean"
+    outer_lr: Amount = 0.7  # the step's learning rate
+    outer_momentum: Momentum = 0.9  # the step's momentum
+    # Without replicas: the delay of gradients, in updates, of simulated asynchronous
+    # SGD.
+    staleness: Natural = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("p", "p_end"):
+            if not 0 < self[name] <= 1:
+                self.refuse(name, "must be a probability, in (0, 1]", 1.0)
+
+    def meeting_schedule(self, updates: int) -> FetchSchedule:
+        """Returns the probability by which replicas synchronise in so many updates."""
+        if self.schedule == "bernoulli":
+            return FetchSchedule("p", "constant", self.p, self.p)
+        return FetchSchedule("p", self.schedule, self.p, self.p_end, updates)  # pyright: ignore[reportArgumentType]
+
+
+def broken_rules(run: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yields each field that breaks a rule of local updates, the rule, and a fix."""
+    if run.local.schedule == "none":
+        return
+    if run.local.schedule == "fetch" and run.echo.mode != "stochastic":
+        rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
+        yield "local.schedule", rule, "every"
+    shares = "delays gradients that devices share, and replicas share none"
+    of_one = "is of one model, and the mean of replicas has seen no batch"
+    kind = "is the type of gradients that devices share, and replicas share none"
+    for name, usual, rule in (
+        ("local.staleness", 0, shares),
+        ("mesh.fsdp", 1, "needs one copy of the parameters, not replicas"),
+        ("batch.boundaries", (), "is for one model, not replicas"),
+        ("batch.micro", 1, "is for gradients that devices share, not replicas"),
+        ("precision.loss_scale", "none", "is of one model, not replicas"),
+        ("precision.reduce", "auto", kind),
+    ):
+        if field_of(run, name) != usual:
+            yield name, rule, usual
+    if run.batch.norm == "last":
+        yield "batch.norm", of_one, "recompute"

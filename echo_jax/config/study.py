@@ -1,25 +1,13 @@
 """The fields of a study: the arms that are compared, and their search."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from echo_jax.config import Config
-from echo_jax.config.group import (
-    Amount,
-    Count,
-    Group,
-    Natural,
-    defaults_of,
-    made,
-    named,
-)
-from echo_jax.searches.space import Space
-from echo_jax.searches.trials import Protocol
-from echo_jax.studies.fields import flat_fields
+from echo_jax.config.defaults import Config, check_field
+from echo_jax.config.group import Amount, Count, Group, Natural, defaults_of
 
 
 @dataclass(frozen=True)
@@ -145,19 +133,15 @@ def sweep_of(
     if not over:
         raise ValueError("there is nothing to try; add --over FIELD=log:LOW:HIGH")
     study = default_study(name, config, {"baseline": {}})
-    fields = flat_fields(config.to_dict())
+    space: dict[str, Any] = {}
     for dotted, text in over.items():
-        if dotted not in fields:
-            close = difflib.get_close_matches(dotted, fields, n=1)
-            meant = f", did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"config has no field {dotted!r}{meant}")
-        group = study.search.space
+        check_field(config, dotted)
+        group = space
         *groups, last = dotted.split(".")
         for part in groups:
-            if part not in group:
-                group[part] = ConfigDict()
-            group = group[part]
+            group = group.setdefault(part, {})
         group[last] = text
+    study.search.space = ConfigDict(space)
     study.search.points, study.search.repeats = points, 1
     study.confirm.streams = streams
     return study.lock()
@@ -171,38 +155,3 @@ def arm_names(study: Config) -> list[str]:
     names = list(study.arms)
     ordered = [name for name in study.get("order", ()) if name in names]
     return [*ordered, *(name for name in names if name not in ordered)]
-
-
-def protocol_of(study: Config) -> Protocol | None:
-    """Returns the search of a study; None if each arm is one run.
-
-    Raises:
-      ValueError: A field has an impossible value.
-    """
-    if "search" not in study:
-        return None
-    space = Space.parse(study.search.space.to_dict())
-    streams = study.confirm.streams
-    if not space.axes and not streams:
-        return None
-    if study.storage_ratio:
-        raise ValueError(
-            f"config.storage_ratio={study.storage_ratio:g} is for seconds, and a "
-            "search compares counts; set --config.storage_ratio=0"
-        )
-    for group, kind, values in (
-        ("search.", SearchSpec, study.search),
-        ("confirm.", ConfirmSpec, study.confirm),
-        ("stop.", StopSpec, study.stop),
-    ):
-        with named("config."), named(group):
-            made(kind, values)
-    return Protocol(
-        arms=tuple(arm_names(study)),
-        space=space,
-        points=study.search.points,
-        repeats=study.search.repeats if space.axes else 1,
-        streams=streams,
-        seed=study.search.seed,
-        cut=study.stop.cut,
-    )

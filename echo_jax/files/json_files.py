@@ -1,45 +1,24 @@
-"""JSON files with a checksum that detects changes by a disk.
-
-Each object has the field ``crc32``, a checksum of its other fields. Objects without it,
-from earlier versions, are accepted.
-"""
+"""JSON files and lines, without numbers that JSON lacks."""
 
 import json
 import math
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.files.folders import RunPath
+from etils import epath
 
-_SUM = "crc32"
+from echo_jax.files.folders import write
 
 
 class DamagedFileError(ValueError):
     """A file is damaged (`what` says how); the message names it."""
 
-    def __init__(self, path: RunPath, what: object):
+    def __init__(self, path: epath.Path, what: object):
         self.what = str(what)
         super().__init__(
             f"{path} is damaged: {what}; put back a copy of it, or use another "
             "--workdir"
         )
-
-
-def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an object with its checksum."""
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
-    return {**content, _SUM: f"{zlib.crc32(text.encode()):08x}"}
-
-
-def unseal(content: Any) -> dict[str, Any]:
-    """Returns an object without its checksum; raises ValueError if it is wrong."""
-    if not isinstance(content, dict):
-        raise ValueError(f"it holds a JSON {type(content).__name__}, not an object")
-    rest = {name: value for name, value in content.items() if name != _SUM}
-    if _SUM in content and seal(rest) != content:
-        raise ValueError("it does not have the checksum that it was written with")
-    return rest
 
 
 # `fields` maps names to types. Dotted names are nested. A name with a question mark,
@@ -62,11 +41,11 @@ def missing(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 
 
 def read_json(
-    path: RunPath, fields: Mapping[str, Any] | None = None
+    path: epath.Path, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """Reads a JSON object with these fields (see `missing`); None without a file."""
     try:
-        content = unseal(json.loads(path.read_bytes()))
+        content = read_line(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
@@ -77,7 +56,7 @@ def read_json(
 
 
 def read_if_whole(
-    path: RunPath, fields: Mapping[str, Any] | None = None
+    path: epath.Path, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """Reads a JSON file that can be made again; None if missing or damaged."""
     try:
@@ -87,20 +66,24 @@ def read_if_whole(
 
 
 def write_json(
-    path: RunPath, content: Mapping[str, Any], *, indent: int | None = 2
+    path: epath.Path, content: Mapping[str, Any], *, indent: int | None = 2
 ) -> None:
     """Replaces a JSON file atomically; NaN and infinities become null."""
-    path.write(json.dumps(seal(plain(content)), indent=indent) + "\n")
+    write(path, json.dumps(plain(content), indent=indent, allow_nan=False) + "\n")
 
 
 def read_line(line: bytes) -> dict[str, Any]:
     """Returns the object of a line from `json_line`."""
-    return unseal(json.loads(line))
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a JSON {type(content).__name__}, not an object")
+    content.pop("crc32", None)  # Earlier versions wrote it.
+    return content
 
 
 def json_line(content: Mapping[str, Any]) -> str:
     """Returns a line of JSON with its end; NaN and infinities become null."""
-    return json.dumps(seal(plain(content))) + "\n"
+    return json.dumps(plain(content), allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

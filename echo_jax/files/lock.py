@@ -1,317 +1,216 @@
 """Locks a folder for one writer at a time; other processes are refused.
 
-A lock is a file of one line in the folder; it names its owner.
+A lock is a file of one line in the folder, which names its owner.
 
-- On a disk the owner holds a ``flock`` of it. The kernel frees it when the process
-  ends, however it ends, so a line that is left behind blocks nobody.
-- In a bucket the owner writes it again every 10 seconds. A process that finds it
-  watches for a minute whether its generation changes, then takes over an unchanged
-  lock. It compares generations that it has seen, never a time with its own clock.
-
-An owner whose lock was removed or taken over detects this at a later
-`FolderLock.check`, and stops.
+- On a disk the owner holds a lock of the kernel, which ends with the process.
+- In a bucket the owner writes the file again every 10 seconds. A process that finds it
+  waits for a minute, and takes over a lock that nobody has written in that time.
 """
 
 import contextlib
 import errno
 import os
 import platform
-import re
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
+from etils import epath
 from filelock import FileLock, Timeout
 
-from echo_jax.files.folders import FolderError, RunPath
-from echo_jax.terminal.countdown import Countdown
+from echo_jax.files import bucket
+from echo_jax.files.folders import FolderError, is_in_bucket
+from echo_jax.terminal.notes import Notes
+from echo_jax.terminal.printable import printable
 
-# These cannot be names of arms, which begin with a letter or a digit.
 LOCK_NAME = ".lock"
 # The lock of a report's files: a report is possible while a run trains in the folder.
 REPORT_LOCK_NAME = ".report.lock"
 _RENEW_EVERY_S = 10
-_LOOK_EVERY_S = 1
-# The number of checks after which an unchanged lock in a bucket is taken over.
-_SILENT_LOOKS = 60
-_TIMEOUT_S = 20
-_LINE_EVERY_S = 10.0
+# How often an owner must have been silent before its lock in a bucket is taken over.
+_SILENT_TIMES = 6
 _NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
-
-# A lock may come from a stranger: only text of these forms is shown.
-_MAX_BYTES = 1024
-_OWNER = re.compile(
-    rb"host=([\w.-]{1,255}) pid=([1-9]\d{0,8}) "
-    rb"since=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) [ \w=]{0,200}\n"
-)
+_MOST_SHOWN = 200
 
 
 class FolderInUseError(FolderError):
     """Another process has the folder; the message says which, and what to do."""
 
-
-class _OnDisk:
-    """A lock file that the kernel frees; nobody waits for it."""
-
-    waiting = "", 0.0
-
-    def __init__(self, path: RunPath, line: bytes):
-        self._path, self._line = path, line
-        self._made: list[str] = []
-        self._lock = FileLock(
-            path, timeout=0, thread_local=False, on_acquired=self._write
+    def __init__(self, path: epath.Path, owner: str):
+        super().__init__(
+            f"{path.parent} is in use by {printable(owner)[:_MOST_SHOWN] or 'another'}"
+            "; wait until that ends, or stop it, or name another folder"
         )
 
-    def take(self) -> bool:
-        # Before filelock opens it: this refuses links and other files.
-        _owner(self._path, self._read())
-        self._made = _missing(self._path.parent)
-        self._path.parent.mkdir()
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise _in_use(self._path, self._read()) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise FolderError(
-                f"{self._path} cannot be locked ({error.strerror}): the disk has no "
-                "flock; mount it with flock, or name a folder on another disk"
-            ) from error
-        return True
 
-    def renew(self) -> str:
-        return _loss(self._path, self._read(), self._line)
-
-    def release(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._read() == self._line:
-                with self._path.open_parent() as parent:
-                    os.unlink(self._path.name, dir_fd=parent)
-        self._lock.release()
-        with contextlib.suppress(OSError):
-            for folder in self._made:
-                os.rmdir(folder)
-
-    def _read(self) -> bytes | None:
-        try:
-            with self._path.open_file() as file:
-                return file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return None
-
-    def _write(self, opened: int) -> None:
-        os.ftruncate(opened, 0)
-        os.pwrite(opened, self._line, 0)
-
-
-class _InBucket:
-    """An object that its owner renews."""
-
-    def __init__(self, path: RunPath, line: bytes):
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud import storage
-        from google.cloud.storage.retry import DEFAULT_RETRY
-
-        self._failed = exceptions.GoogleAPIError, GoogleAuthError
-        self._late = exceptions.NotFound, exceptions.PreconditionFailed
-        self._path, self._line = path, line
-        self._generation, self._looks = 0, 0
-        self.waiting: tuple[str, float] = f"waiting for {path.parent}", 0.0
-        bucket, _, self._name = os.fspath(path).removeprefix("gs://").partition("/")
-        client: Any = storage.Client()  # Its types forbid the documented None.
-        self._bucket = client.bucket(bucket)
-        # All requests name a generation, so that they can be repeated.
-        retry = DEFAULT_RETRY.with_timeout(_TIMEOUT_S)
-        self._patience = {"timeout": _TIMEOUT_S, "retry": retry}
-
-    def take(self) -> bool:
-        # At first where no lock exists, at last in place of an unchanged one.
-        if self._looks in (0, _SILENT_LOOKS) and self._write():
-            return True
-        before, found = self._generation, self._read()
-        if found is None or found == self._line:  # It was removed, or is ours.
-            self._looks = 0
-            return found is not None
-        if self._looks and self._generation != before:
-            raise _in_use(self._path, found)
-        owner = _owner(self._path, found)
-        what = f"looking whether {self._path.parent} is still in use by {owner}"
-        self.waiting = what, self._looks / _SILENT_LOOKS
-        self._looks += 1
-        return False
-
-    def renew(self) -> str:
-        return "" if self._write() else _loss(self._path, self._read(), self._line)
-
-    def release(self) -> None:
-        if self._read() == self._line:
-            with self._errors(), contextlib.suppress(*self._late):
-                self._bucket.blob(self._name).delete(
-                    if_generation_match=self._generation, **self._patience
-                )
-
-    def _read(self) -> bytes | None:
-        with self._errors():
-            while blob := self._bucket.get_blob(self._name, **self._patience):
-                self._generation = blob.generation
-                # It may have just changed.
-                with contextlib.suppress(*self._late):
-                    return blob.download_as_bytes(
-                        end=_MAX_BYTES,
-                        if_generation_match=self._generation,
-                        **self._patience,
-                    )
-            self._generation = 0
-            return None
-
-    def _write(self) -> bool:
-        blob = self._bucket.blob(self._name)
-        with self._errors(), contextlib.suppress(*self._late):
-            blob.upload_from_string(
-                self._line, if_generation_match=self._generation, **self._patience
-            )
-            self._generation = blob.generation
-            return True
-        return False
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self._failed as error:
-            raise FolderError(f"{self._path} cannot be used: {error}") from error
-
-
-# The lock makes missing folders, and removes them at the end if they are still empty.
-# `on_wait` gets a text and the fraction of the waiting time; by default it prints.
+# The lock makes missing folders.
 class FolderLock:
     """Locks all of the folders or none, from entry to exit."""
 
-    def __init__(
-        self,
-        *folders: RunPath,
-        name: str = LOCK_NAME,
-        on_wait: Callable[[str, float], None] | None = None,
-    ):
+    def __init__(self, *folders: epath.Path, name: str = LOCK_NAME):
         self._paths = [folder / name for folder in folders]
-        self._on_wait = on_wait
-        self._locks: list[_OnDisk | _InBucket] = []
-        self._owned: list[_OnDisk | _InBucket] = []
-        self._lost = ""
-        self._renewing = threading.Lock()
+        self._objects: list[_Object] = []
+        self._lost: FolderInUseError | None = None
         self._is_over = threading.Event()
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        host = re.sub(r"[^A-Za-z0-9_.-]", "_", platform.node())[:255] or "localhost"
-        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        token = secrets.token_hex(16)
-        line = f"host={host} pid={os.getpid()} since={since} token={token}\n".encode()
-        self._renewed_s = time.monotonic()
-        self._thread = threading.Thread(target=self._keep_renewing, daemon=True)
-        try:
+        # Unique, so that an owner in a bucket knows its line.
+        since = datetime.now(UTC).isoformat(timespec="microseconds")
+        line = f"process {os.getpid()} on {platform.node()}, since {since}"
+        with contextlib.ExitStack() as held:
             for path in self._paths:
-                kind = _InBucket if path.in_bucket else _OnDisk
-                self._locks.append(kind(path, line))
-            if self._paths:
-                self._thread.start()
-                self._take_all()
-        except BaseException:
-            self._release()
-            raise
+                if is_in_bucket(path):
+                    self._objects.append(_Object(path, line))
+                else:
+                    held.enter_context(_held_on_disk(path, line))
+            held.callback(_remove, self._objects)
+            _take(self._objects)
+            self._renewed_s = time.monotonic()
+            if self._objects:
+                thread = threading.Thread(target=self._keep_renewing, daemon=True)
+                thread.start()
+                held.callback(thread.join)
+                held.callback(self._is_over.set)
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._release()
+        self._held.close()
 
     def check(self) -> None:
-        """Raises FolderInUseError if this process has lost a folder; cheap."""
-        if time.monotonic() > self._renewed_s + 3 * _RENEW_EVERY_S:
+        """Raises FolderInUseError if another process has taken over a folder; cheap."""
+        if self._objects and time.monotonic() > self._renewed_s + 3 * _RENEW_EVERY_S:
             self._renew()  # The thread of a continued process may run later than this.
-        if self._lost:
-            raise FolderInUseError(self._lost)
-
-    def _take_all(self) -> None:
-        with contextlib.ExitStack() as stack:
-            show = self._on_wait
-            # In turns: all folders share one minute of waiting.
-            waiting = self._locks
-            while waiting := [lock for lock in waiting if not self._take(lock)]:
-                if show is None:
-                    countdown = Countdown(line_every_s=_LINE_EVERY_S)
-                    show = stack.enter_context(countdown).show
-                show(*waiting[0].waiting)
-                time.sleep(_LOOK_EVERY_S)
-
-    def _take(self, lock: _OnDisk | _InBucket) -> bool:
-        is_taken = lock.take()
-        if is_taken:
-            self._owned.append(lock)
-        return is_taken
+        if self._lost is not None:
+            raise self._lost
 
     def _keep_renewing(self) -> None:
         while not self._is_over.wait(_RENEW_EVERY_S):
             self._renew()
 
     def _renew(self) -> None:
-        """Shows others that this process lives, and checks that it still owns."""
-        with self._renewing:
-            self._renewed_s = time.monotonic()
-            for lock in self._owned:
-                # The next try may succeed where this one fails; other writes to such a
-                # disk or bucket fail by themselves.
-                with contextlib.suppress(OSError):
-                    self._lost = self._lost or lock.renew()
-
-    def _release(self) -> None:
-        self._is_over.set()
-        if self._thread.ident:
-            self._thread.join()
-        # A folder that was removed in the meantime stays removed.
-        for lock in reversed(self._locks):
+        self._renewed_s = time.monotonic()
+        for each in self._objects if self._lost is None else ():
+            # The next try may succeed where this one fails.
             with contextlib.suppress(OSError):
-                lock.release()
+                if not each.write():
+                    self._lost = FolderInUseError(each.path, each.owner())
 
 
-def _owner(path: RunPath, found: bytes | None) -> str:
-    """Says whose lock this is; refuses content that `FolderLock` has not written."""
-    if not found:
-        return "another process"
-    match = _OWNER.fullmatch(found)
-    if match is None:
+@contextlib.contextmanager
+def _held_on_disk(path: epath.Path, line: str) -> Iterator[None]:
+    def write(opened: int) -> None:
+        os.ftruncate(opened, 0)
+        os.pwrite(opened, line.encode(), 0)
+
+    is_new = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=0, thread_local=False, on_acquired=write)
+    try:
+        lock.acquire()
+    except Timeout:
+        owner = Path(path).read_bytes()[:_MOST_SHOWN].decode(errors="replace")
+        raise FolderInUseError(path, owner) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
         raise FolderError(
-            f"{path} is no lock that echo_jax has written; remove it if nothing uses "
-            "the folder"
+            f"{path} cannot be locked ({error.strerror}): the disk has no flock; mount "
+            "it with flock, or name a folder on another disk"
+        ) from error
+    try:
+        yield
+    finally:
+        # Before the release: filelock does not take a file that was removed.
+        path.unlink(missing_ok=True)
+        lock.release()
+        if is_new:  # It goes again if nothing was written into it.
+            with contextlib.suppress(OSError):
+                os.rmdir(path.parent)
+
+
+def _take(objects: "Sequence[_Object]") -> None:
+    """Writes all objects; waits where another process may own one."""
+    there = {each: each.owner() for each in objects if not each.write()}
+    if not there:
+        return
+    first, owner = next(iter(there.items()))
+    what = f"looking whether {first.path.parent} is still in use by {owner}"
+    with Notes().slow(what):
+        for _ in range(_SILENT_TIMES):
+            time.sleep(_RENEW_EVERY_S)
+            for each in there:
+                each.refuse_other_generation()
+    for each, owner in there.items():
+        if not each.write():
+            raise FolderInUseError(each.path, owner)
+
+
+def _remove(objects: "Sequence[_Object]") -> None:
+    for each in objects:
+        with contextlib.suppress(OSError):
+            each.remove()
+
+
+class _Object:
+    """A lock in a bucket: only who knows its generation can write it."""
+
+    def __init__(self, path: epath.Path, line: str):
+        from google.api_core.exceptions import (
+            GoogleAPIError,
+            NotFound,
+            PreconditionFailed,
         )
-    host, pid, since = (field.decode() for field in match.groups())
-    return f"process {pid} on {host}, since {since}"
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import storage
 
+        self.path, self._line = path, line
+        self._failed = GoogleAPIError, GoogleAuthError
+        self._is_other = PreconditionFailed, NotFound
+        name, inside = bucket.split(os.fspath(path))
+        client: Any = storage.Client()  # Its types forbid the documented None.
+        self._blob = client.bucket(name).blob(inside)
+        self._generation = 0
 
-def _in_use(path: RunPath, found: bytes | None) -> FolderInUseError:
-    return FolderInUseError(
-        f"{path.parent} is in use by {_owner(path, found)}; wait until that ends, or "
-        "stop it, or name another folder"
-    )
+    def write(self) -> bool:
+        """Writes the line; returns False if another process has written since."""
+        with self._errors(), contextlib.suppress(*self._is_other):
+            self._blob.upload_from_string(
+                self._line,
+                if_generation_match=self._generation,
+                timeout=bucket.TIMEOUT_S,
+            )
+            self._generation = self._blob.generation
+            return True
+        # The answer to a request that was done may have been lost.
+        return self.owner() == self._line
 
+    def owner(self) -> str:
+        """Reads the line, and the generation; both are empty without an object."""
+        self._generation, line = 0, ""
+        with self._errors(), contextlib.suppress(*self._is_other):
+            line = self._blob.download_as_text(timeout=bucket.TIMEOUT_S)
+            self._generation = self._blob.generation
+        return line
 
-def _loss(path: RunPath, found: bytes | None, line: bytes) -> str:
-    """Says how the owner of a line has lost its lock; empty if it still owns it."""
-    if found == line:
-        return ""
-    if found is None:
-        return f"the lock of {path.parent} was removed, so this process stops"
-    return f"{path.parent} was taken over by {_owner(path, found)}, so this one stops"
+    def refuse_other_generation(self) -> None:
+        before = self._generation
+        owner = self.owner()
+        if self._generation not in (0, before):
+            raise FolderInUseError(self.path, owner)
 
+    def remove(self) -> None:
+        if self.owner() == self._line:
+            with self._errors(), contextlib.suppress(*self._is_other):
+                self._blob.delete(if_generation_match=self._generation)
 
-def _missing(folder: RunPath) -> list[str]:
-    """Returns the folders that `RunPath.mkdir` would make, the innermost first."""
-    missing: list[str] = []
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failed as error:
+            raise FolderError(f"{self.path} cannot be used: {error}") from error

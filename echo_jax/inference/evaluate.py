@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.config.local import LocalSpec
 from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import refuse_code
+from echo_jax.config.specs import LocalSpec
 from echo_jax.data.prepare.archives import nfc
 from echo_jax.inference.run import TrainedRun, class_names
 from echo_jax.training.compiled import CompiledFunctions

@@ -5,9 +5,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from etils import epath
 
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import class_names, tokenizer_of
 from echo_jax.studies.page import items, page
@@ -27,7 +28,7 @@ def write_examples(
     *,
     most_updates: int,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
-) -> RunPath:
+) -> epath.Path:
     """Writes ``examples.html``: the first examples, each with all its uses."""
     found = first_uses(
         config,
@@ -40,8 +41,8 @@ def write_examples(
     parts = [items(_counts(found, config)), *_rows(found, workload)]
     title = f"The first examples of {config.workload}, as updates see them"
     file = run_folder(folder) / "examples.html"
-    file.parent.mkdir()
-    file.write(page(title, f"{said[:1].upper()}{said[1:]}.", parts))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, page(title, f"{said[:1].upper()}{said[1:]}.", parts))
     return file
 
 

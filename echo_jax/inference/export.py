@@ -4,9 +4,10 @@ import os
 from typing import Any
 
 import jax
+from etils import epath
 from jax import export
 
-from echo_jax.files.folders import RunPath, run_file
+from echo_jax.files.folders import run_file, write
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.saving.weights import SUFFIX, write_weights
 
@@ -16,7 +17,9 @@ KINDS = ("safetensors", "stablehlo")
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def export_run(run: TrainedRun, to: str, path: str | os.PathLike[str] = "") -> RunPath:
+def export_run(
+    run: TrainedRun, to: str, path: str | os.PathLike[str] = ""
+) -> epath.Path:
     """Writes a trained run into a file.
 
     ``"safetensors"``: all variables, by names such as ``params/head/kernel``, with the
@@ -56,7 +59,7 @@ def export_run(run: TrainedRun, to: str, path: str | os.PathLike[str] = "") -> R
         }
         write_weights(file, run.variables, metadata)
     else:
-        file.write(_program(run))
+        write(file, _program(run))
     return file
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from etils import epath
 from matplotlib.figure import Figure
 from PIL import Image
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun
@@ -29,7 +30,7 @@ _PROMPTS, _PROMPT_SHARE, _ADDED = 4, 0.5, 64
 
 def write_evaluation(
     run: TrainedRun, found: Evaluation, folder: str | os.PathLike[str]
-) -> RunPath:
+) -> epath.Path:
     """Writes a page about an evaluation, which opens offline.
 
     For a classifier it shows the confusion matrix and the first images. For a detector
@@ -60,8 +61,8 @@ def write_evaluation(
     title = f"{found.workdir}, update {found.update}"
     parts = [table(("metric", "value"), values, texts=1), *shown]
     file = run_folder(folder) / "evaluation.html"
-    file.parent.mkdir()
-    file.write(page(title, f"Evaluated on {found.where}.", parts))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, page(title, f"Evaluated on {found.where}.", parts))
     return file
 
 

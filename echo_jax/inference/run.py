@@ -10,13 +10,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import read_config
 from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
-from echo_jax.files.folders import RunPath, run_folder, typed_path
+from echo_jax.files.folders import run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError
-from echo_jax.training.processes.distributed import call_with_host_arrays
+from echo_jax.training.arrays import call_with_host_arrays
 from echo_jax.training.saving.model import TASK_FILE, read_task
 from echo_jax.training.saving.saved_model import read_model
 from echo_jax.workloads import decode_input, make_task
@@ -124,7 +125,7 @@ class TrainedRun:
       ['cat', 'ship']
     """
 
-    workdir: RunPath
+    workdir: epath.Path
     config: RunSpec
     update: int
     task: Task

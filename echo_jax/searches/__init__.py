@@ -18,6 +18,7 @@ __getattr__ = door(
             "Unit",
             "best_of",
             "crossing",
+            "protocol_of",
             "read_environments",
             "read_unit",
             "write_unit",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import is_name, run_folder
 from echo_jax.files.json_files import DamagedFileError, missing, read_json
 from echo_jax.searches.space import Space
 from echo_jax.searches.statistics import (
@@ -208,10 +209,10 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
     )
 
 
-def _refuse_damaged(path: RunPath, metadata: Mapping[str, Any]) -> None:
+def _refuse_damaged(path: epath.Path, metadata: Mapping[str, Any]) -> None:
     """Refuses values that no study writes and that would break the reading."""
     arms, search = metadata["arms"], metadata["search"]
-    if not all(isinstance(arm, str) for arm in arms) or len({*arms}) < len(arms):
+    if not all(map(is_name, arms)) or len({*arms}) < len(arms):
         raise DamagedFileError(path, "its arms are no names")
     if not 1 <= search["repeats"] * max(1, len(arms)) <= _MOST_UNITS:
         raise DamagedFileError(path, f"'search.repeats' is {search['repeats']!r:.40}")
@@ -240,7 +241,7 @@ def _protocol(metadata: Mapping[str, Any]) -> Protocol:
     )
 
 
-def _searches(folder: RunPath, protocol: Protocol, arm: str) -> list[Searched]:
+def _searches(folder: epath.Path, protocol: Protocol, arm: str) -> list[Searched]:
     found = []
     for repeat in range(protocol.repeats):
         unit = Unit(arm, "search", repeat)

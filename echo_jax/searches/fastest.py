@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from rich.table import Table
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Search, log_speedups
 from echo_jax.searches.statistics import Interval, mean_interval
@@ -93,7 +94,7 @@ def best_arms_table(found: Found) -> Table:
 # fastest arms become points of the figure.
 def write_best_arms(
     found: Found, folder: str | os.PathLike[str], *, clocked: Sequence[Study] = ()
-) -> list[RunPath]:
+) -> list[epath.Path]:
     """Writes table, figure and page; returns the paths of the PNG and of the page."""
     folder = run_folder(folder)
     rows, notes, points = _rows(found), _notes(found), [*map(speedup_by_clock, clocked)]
@@ -106,7 +107,7 @@ def write_best_arms(
             page.items([*notes, *(f"{s.name}: {s.setting}." for s, _ in found)]),
         ]
         report = folder / "report.html"
-        report.write(page.page(_TITLE, "", parts))
+        write(report, page.page(_TITLE, "", parts))
     return [png, report]
 
 

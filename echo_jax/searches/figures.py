@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
 from echo_jax.searches.trials import crossing
@@ -41,7 +42,7 @@ _Cost = Callable[[float, float], float]
 # ``trials``: each trial's cost by the field searched over most orders of magnitude.
 def write_search_figures(
     search: Search, folder: str | os.PathLike[str]
-) -> list[RunPath]:
+) -> list[epath.Path]:
     """Writes each figure of a study as PNG and SVG; returns the paths of the SVGs."""
     drawn: list[tuple[str, Callable[[Search], Figure]]] = [("curves", _curves)]
     if any(arm.fresh or arm.final for arm in search.arms):
@@ -50,7 +51,7 @@ def write_search_figures(
         drawn.append(("trials", _trials))
     paths = []
     folder = run_folder(folder)
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     for name, draw in drawn:
         _, svg = write_drawn(functools.partial(draw, search), folder / name)
         paths.append(svg)

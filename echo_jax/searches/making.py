@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 
 from echo_jax.config import default_config
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.searches.trials import (
@@ -50,7 +51,7 @@ _ENVIRONMENT = ("python", "versions", "backend", "devices", "commit", "workload"
 def make_trials(
     protocol: Protocol,
     arms: Mapping[str, RunSpec],
-    workdir: RunPath,
+    workdir: epath.Path,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
     """Makes the trials that nobody has made and nobody else is making."""
@@ -70,7 +71,9 @@ def make_trials(
             is_over = False
 
 
-def num_missing(protocol: Protocol, arm: RunSpec, workdir: RunPath, unit: Unit) -> int:
+def num_missing(
+    protocol: Protocol, arm: RunSpec, workdir: epath.Path, unit: Unit
+) -> int:
     """Returns the number of a unit's missing trials; 0 while its search is not over."""
     _, points, made = _state(protocol, arm, workdir, unit)
     return len(points) - len(made)
@@ -79,7 +82,7 @@ def num_missing(protocol: Protocol, arm: RunSpec, workdir: RunPath, unit: Unit) 
 # `num_missing` refuses other changes that decide trials. A study may ask for more
 # searches, points and streams.
 def refuse_other_falsifiers(
-    falsifiers: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: RunPath
+    falsifiers: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: epath.Path
 ) -> None:
     """Refuses falsifiers other than those in ``study.json``, once trials exist."""
     wanted = {"arms": list, "falsifiers?": list}
@@ -97,7 +100,7 @@ def refuse_other_falsifiers(
 
 
 def _state(
-    protocol: Protocol, arm: RunSpec, workdir: RunPath, unit: Unit
+    protocol: Protocol, arm: RunSpec, workdir: epath.Path, unit: Unit
 ) -> tuple[str, list[Mapping[str, Any]], list[Trial]]:
     """Returns a unit's hash, its points, and the trials that need not be made again."""
     # A field that a later version added is ignored while it has its default.
@@ -122,7 +125,7 @@ def _state(
 def _make_unit(
     protocol: Protocol,
     arm: RunSpec,
-    workdir: RunPath,
+    workdir: epath.Path,
     unit: Unit,
     lock: FolderLock,
     on_made: Callable[[Unit, Trial], None],

@@ -3,9 +3,10 @@
 import math
 import os
 
+from etils import epath
 from rich.table import Table
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Falsified, Search
 from echo_jax.searches.figures import write_search_figures
@@ -177,7 +178,7 @@ def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
     write_table(path, search.name, headings(search), rows(search), notes(search))
 
 
-def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPath:
+def write_search_report(search: Search, folder: str | os.PathLike[str]) -> epath.Path:
     """Writes table, figures and ``report.html``; returns the path of the page."""
     folder = run_folder(folder)
     with FolderLock(folder, name=REPORT_LOCK_NAME):
@@ -194,5 +195,5 @@ def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPa
             plain_json(search.base),
         ]
         report = folder / "report.html"
-        report.write(page(search.name, search.setting, parts))
+        write(report, page(search.name, search.setting, parts))
     return report

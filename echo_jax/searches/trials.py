@@ -20,7 +20,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from echo_jax.files.folders import RunPath
+from etils import epath
+
+from echo_jax.config.group import made, named
+from echo_jax.config.study import ConfirmSpec, SearchSpec, StopSpec, arm_names
 from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.searches.space import Space
 from echo_jax.terminal.printable import printable
@@ -88,7 +91,7 @@ class Unit:
         """The search that the unit is or confirms."""
         return Unit(self.arm, "search", self.repeat)
 
-    def path(self, workdir: RunPath) -> RunPath:
+    def path(self, workdir: epath.Path) -> epath.Path:
         return workdir / "trials" / f"{self}.json"
 
 
@@ -147,6 +150,41 @@ class Protocol:
         return min(updates, math.ceil(needed / eval_every) * eval_every)
 
 
+def protocol_of(study: Any) -> Protocol | None:
+    """Returns the search of a study; None if each arm is one run.
+
+    Raises:
+      ValueError: A field has an impossible value.
+    """
+    if "search" not in study:
+        return None
+    space = Space.parse(study.search.space.to_dict())
+    streams = study.confirm.streams
+    if not space.axes and not streams:
+        return None
+    if study.storage_ratio:
+        raise ValueError(
+            f"config.storage_ratio={study.storage_ratio:g} is for seconds, and a "
+            "search compares counts; set --config.storage_ratio=0"
+        )
+    for group, kind, values in (
+        ("search.", SearchSpec, study.search),
+        ("confirm.", ConfirmSpec, study.confirm),
+        ("stop.", StopSpec, study.stop),
+    ):
+        with named("config."), named(group):
+            made(kind, values)
+    return Protocol(
+        arms=tuple(arm_names(study)),
+        space=space,
+        points=study.search.points,
+        repeats=study.search.repeats if space.axes else 1,
+        streams=streams,
+        seed=study.search.seed,
+        cut=study.stop.cut,
+    )
+
+
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Returns the first trial with the smallest score, or None."""
     scored = [(trial.score, k) for k, trial in enumerate(trials)]
@@ -187,7 +225,7 @@ def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
 
 
 def read_unit(
-    workdir: RunPath, unit: Unit, wanted: Collection[str] = ()
+    workdir: epath.Path, unit: Unit, wanted: Collection[str] = ()
 ) -> list[Trial]:
     """Returns the existing trials of a unit; refuses those of none of the hashes."""
     path = unit.path(workdir)
@@ -201,7 +239,7 @@ def read_unit(
     return [*_trials(path, content["trials"])]
 
 
-def _trials(path: RunPath, rows: Sequence[Any]) -> Iterator[Trial]:
+def _trials(path: epath.Path, rows: Sequence[Any]) -> Iterator[Trial]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or set(row) != set(_TRIAL):
             raise DamagedFileError(path, f"trial {number} has other fields")
@@ -219,7 +257,7 @@ def _trials(path: RunPath, rows: Sequence[Any]) -> Iterator[Trial]:
         yield Trial(**{**row, "message": printable(row["message"])})
 
 
-def read_environments(workdir: RunPath, unit: Unit) -> list[Mapping[str, Any]]:
+def read_environments(workdir: epath.Path, unit: Unit) -> list[Mapping[str, Any]]:
     """Returns the different environments in which a unit's trials were made."""
     path = unit.path(workdir)
     found = (read_json(path, _UNIT) or {}).get("environments", [])
@@ -229,7 +267,7 @@ def read_environments(workdir: RunPath, unit: Unit) -> list[Mapping[str, Any]]:
 
 
 def write_unit(
-    workdir: RunPath,
+    workdir: epath.Path,
     unit: Unit,
     made_of: str,
     trials: Sequence[Trial],

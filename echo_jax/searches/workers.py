@@ -17,10 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
 
+from etils import epath
 from rich.console import Console
 
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 from echo_jax.terminal import ending
 from echo_jax.terminal.notes import Notes
@@ -56,13 +57,13 @@ class LostWorkerError(Exception):
 def run_search(
     protocol: Protocol,
     arms: Mapping[str, RunSpec],
-    workdir: RunPath,
+    workdir: epath.Path,
     *,
     jobs: int = 0,
     console: Console | None = None,
 ) -> None:
     """Makes all missing trials of a study; other machines may take part."""
-    (workdir / "trials").mkdir()
+    (workdir / "trials").mkdir(parents=True, exist_ok=True)
     progress = _Progress(protocol, workdir, console)
     jobs = jobs or _num_jobs()
     free = sorted(os.sched_getaffinity(0))
@@ -95,18 +96,9 @@ def _stop_asked() -> Iterator[Future[None]]:
     stop: Future[None] = Future()
 
     def hear(signum: int) -> None:
-        if not stop.done():
-            stop.set_exception(StudyStopped(signum))
-        elif ending.owns_process():
-            ending.end(128 + signum, StudyStopped(signum), resumes=True)
+        stop.set_exception(StudyStopped(signum))
 
-    with ending.SignalThread(hear), contextlib.ExitStack() as ends:
-        is_main = threading.current_thread() is threading.main_thread()
-        for signum in ending.stop_signals() if is_main else ():
-            if signal.getsignal(signum) != signal.SIG_IGN:
-                # The thread also gets the signal.
-                before = signal.signal(signum, lambda *_: None)
-                ends.callback(signal.signal, signum, before)
+    with ending.StopSignals(hear):
         try:
             yield stop
         except BrokenProcessPool as error:
@@ -172,7 +164,9 @@ def _backend() -> str:
 class _Progress(Notes):
     """The progress of a search, in lines."""
 
-    def __init__(self, protocol: Protocol, workdir: RunPath, console: Console | None):
+    def __init__(
+        self, protocol: Protocol, workdir: epath.Path, console: Console | None
+    ):
         super().__init__(console)
         self._protocol, self._workdir = protocol, workdir
         self._began_s, self._made = time.monotonic(), 0

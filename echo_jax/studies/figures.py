@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
+from etils import epath
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from echo_jax.files.folders import RunPath, run_file
+from echo_jax.files.folders import run_file, write
 from echo_jax.studies.runs import Run, Study
 
 # Okabe and Ito (2008): distinct with every common colour blindness. Black is first, so
@@ -65,7 +66,7 @@ def write_figure(
     stem: str | os.PathLike[str],
     *,
     arms: Sequence[Sequence[Run]] | None = None,
-) -> tuple[RunPath, RunPath]:
+) -> tuple[epath.Path, epath.Path]:
     """Draws a study with a panel for each cost; returns the paths of PNG and SVG."""
     return write_drawn(lambda: _draw(study, arms or [[r] for r in study.runs]), stem)
 
@@ -90,7 +91,7 @@ def own_style(changes: dict[Any, Any] = _STYLE) -> Iterator[None]:
 
 def write_drawn(
     draw: Callable[[], Figure], stem: str | os.PathLike[str]
-) -> tuple[RunPath, RunPath]:
+) -> tuple[epath.Path, epath.Path]:
     """Draws a figure in this style; writes PNG and SVG and returns their paths."""
     stem = run_file(stem)
     png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
@@ -99,15 +100,15 @@ def write_drawn(
         write_png(figure, png)
         drawn, undated = BytesIO(), {"Date": None}
         FigureCanvasSVG(figure).print_figure(drawn, format="svg", metadata=undated)
-        svg.write(drawn.getvalue())
+        write(svg, drawn.getvalue())
     return png, svg
 
 
-def write_png(figure: Figure, path: RunPath) -> None:
+def write_png(figure: Figure, path: epath.Path) -> None:
     """Writes a figure as PNG without changing the caller's backend or open figures."""
     drawn = BytesIO()
     FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
-    path.write(drawn.getvalue())
+    write(path, drawn.getvalue())
 
 
 def _draw(study: Study, arms: Sequence[Sequence[Run]]) -> Figure:

@@ -1,12 +1,13 @@
 """The report of a study: one HTML file that needs no other file."""
 
-import contextlib
 import html
 import os
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from echo_jax.files.folders import FolderError, RunPath, run_folder
+from etils import epath
+
+from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
@@ -22,18 +23,18 @@ _COMMANDS = (
 )
 
 
-def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
+def write_report(study: Study, folder: str | os.PathLike[str]) -> epath.Path:
     """Writes table, figure and ``report.html``; returns the path of the page."""
     folder = run_folder(folder)
     with FolderLock(folder, name=REPORT_LOCK_NAME):
         write_markdown(study, folder / "table.md")
         _, svg = write_figure(study, folder / "figure")
         report = folder / "report.html"
-        report.write(_page(study, svg.read_bytes().decode(), folder))
+        write(report, _page(study, svg.read_bytes().decode(), folder))
     return report
 
 
-def _page(study: Study, svg: str, folder: RunPath) -> str:
+def _page(study: Study, svg: str, folder: epath.Path) -> str:
     measured: list[str] = []
     if study.calibration:
         title = "<h2>Measured before the arms ran</h2>"
@@ -64,7 +65,7 @@ def _configs(study: Study) -> list[str]:
 
 # A page is linked if it is a file (not a link) in the run's folder within the report's
 # folder, or beside the report of a single run.
-def _picture_links(folder: RunPath, names: Sequence[str]) -> list[str]:
+def _picture_links(folder: epath.Path, names: Sequence[str]) -> list[str]:
     """Returns the HTML that links to the pages of examples and predictions."""
     lines, is_whole = [], True
     for name in names:
@@ -81,12 +82,10 @@ def _picture_links(folder: RunPath, names: Sequence[str]) -> list[str]:
     return parts
 
 
-def _link(folder: RunPath, places: Sequence[str], page: str) -> str:
+def _link(folder: epath.Path, places: Sequence[str], page: str) -> str:
     """Returns the link to a page in the first of the places that has it, or ""."""
     for place in places:
         path = f"{place}/{page}" if place else page
-        # A run's folder that is a link itself is refused.
-        with contextlib.suppress(FolderError):
-            if (folder / path).is_file():
-                return f'<a href="{quote(path)}">{_PAGES[page]}</a>'
+        if (folder / path).is_file():
+            return f'<a href="{quote(path)}">{_PAGES[page]}</a>'
     return ""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from echo_jax.echo.instrument.rates import RepeatWorth
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import is_name, run_folder
 from echo_jax.files.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.studies import fields
 from echo_jax.terminal.printable import printable
@@ -211,7 +213,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
             "name the --workdir of 'echo-jax study', or run folders"
         )
     metadata = _read_json(folder / "study.json", fields.STUDY)
-    if not all(isinstance(arm, str) for arm in metadata["arms"]):
+    if not all(map(is_name, metadata["arms"])):
         raise StudyError(f"{folder / 'study.json'} is damaged: its arms are no names")
     # A config sorts its arms by name, so any arm may come before the baseline.
     arms = sorted(metadata["arms"], key=lambda arm: arm != BASELINE)
@@ -225,7 +227,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     )
 
 
-def _read_diverged(folder: RunPath) -> dict[str, Any] | None:
+def _read_diverged(folder: epath.Path) -> dict[str, Any] | None:
     """Returns the study's record of a divergence, unless the run finished later."""
     if not (folder / "diverged.json").exists():
         return None
@@ -238,7 +240,7 @@ def _read_diverged(folder: RunPath) -> dict[str, Any] | None:
     return diverged
 
 
-def _read_json(path: RunPath, needed: Mapping[str, Any]) -> dict[str, Any]:
+def _read_json(path: epath.Path, needed: Mapping[str, Any]) -> dict[str, Any]:
     try:
         content = read_json(path, needed)
     except DamagedFileError as error:
@@ -259,7 +261,7 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _read_rows(path: RunPath) -> tuple[list[dict[str, Any]], bool]:
+def _read_rows(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
     """Returns the rows, and whether a last one is half written, and left out."""
     try:
         content = path.read_bytes()
@@ -278,7 +280,7 @@ def _read_rows(path: RunPath) -> tuple[list[dict[str, Any]], bool]:
     return rows, False
 
 
-def _check_run(run: Run, number: int, folder: RunPath) -> None:
+def _check_run(run: Run, number: int, folder: epath.Path) -> None:
     rows = folder / "metrics.jsonl"
     # A checksum does not detect a cut between two lines. A summary of an earlier
     # version has no number of rows.

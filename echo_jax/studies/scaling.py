@@ -13,12 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 from rich.console import Group
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
@@ -160,7 +161,7 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
 
 def write_scaling(
     groups: Sequence[Scaling], folder: str | os.PathLike[str]
-) -> tuple[RunPath, RunPath]:
+) -> tuple[epath.Path, epath.Path]:
     """Writes ``scaling.md`` and ``scaling.png`` and returns their paths."""
     lines = []
     for group in groups:
@@ -170,7 +171,7 @@ def write_scaling(
     folder = run_folder(folder)
     page, png = folder / "scaling.md", folder / "scaling.png"
     with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
-        page.write("\n".join(lines) + "\n")
+        write(page, "\n".join(lines) + "\n")
         write_png(_draw(groups), png)
     return page, png
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etils import epath
 from rich.filesize import decimal
 from rich.table import Table
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.figures import write_figure
@@ -180,7 +181,7 @@ def seeds_table(seeds: Seeds) -> Table:
 
 def write_seeds_report(
     seeds: Seeds, folder: str | os.PathLike[str]
-) -> tuple[RunPath, RunPath]:
+) -> tuple[epath.Path, epath.Path]:
     """Writes table, figure and page; returns the paths of the PNG and of the page."""
     folder = run_folder(folder)
     headings, notes = _headings(seeds), _notes(seeds)
@@ -196,5 +197,5 @@ def write_seeds_report(
             plain_json(seeds.joined.runs[0].environment),
         ]
         report = folder / "report.html"
-        report.write(page(seeds.title, ", ".join(seeds.joined.caveats), parts))
+        write(report, page(seeds.title, ", ".join(seeds.joined.caveats), parts))
     return png, report

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_jax.echo.instrument.rates import mean_worth
-from echo_jax.files.folders import run_file
+from echo_jax.files.folders import run_file, write
 from echo_jax.studies.runs import Run, Study
 
 # These columns are only in the Markdown table and the report.
@@ -228,7 +228,7 @@ def write_table(
 ) -> None:
     """Writes a table as Markdown; the first two columns are aligned to the left."""
     lines = markdown_table(title, headings, rows, notes)
-    run_file(path).write("\n".join(lines) + "\n")
+    write(run_file(path), "\n".join(lines) + "\n")
 
 
 def markdown_table(

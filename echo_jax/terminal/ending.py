@@ -1,4 +1,4 @@
-"""Ends this process by a signal at once, with one line, in any state.
+"""Signals of a command, and the end of its process at once, in any state.
 
 Python runs the handler of a signal in the main thread, and only between two bytecodes.
 It does not run while that thread compiles or waits in native code. But the signal is
@@ -7,7 +7,6 @@ signal.
 """
 
 import contextlib
-import ctypes
 import io
 import multiprocessing
 import os
@@ -17,17 +16,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
-from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 # The command of this process, if the process has no other purpose. It is global, like
 # signal handlers.
 _program: tuple[str, ...] = ()
 _last_words = threading.Lock()
-_before_exit: Callable[[], object] = bool  # does nothing
-_abort_handler: object = None  # called by C, so it must stay alive
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 # Clears the line and shows the cursor, which a progress bar hides.
 _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
@@ -36,34 +33,6 @@ _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 def owns_process() -> bool:
     """Whether this process runs a command, which may end it."""
     return bool(_program)
-
-
-# SLURM and other schedulers send SIGUSR1 or SIGUSR2 before a time limit. These and
-# SIGHUP are skipped if the program handles or ignores them, as with ``nohup``.
-def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that ask a run to save and end."""
-    found = [signal.SIGINT, signal.SIGTERM]
-    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        handler = signal.getsignal(signum)
-        # In a command the handler belongs to this module or to the code that it runs.
-        if handler == signal.SIG_DFL or (owns_process() and handler != signal.SIG_IGN):
-            found.append(signum)
-    return found
-
-
-def before_exit(call: Callable[[], object]) -> None:
-    """Sets a function that `end` calls just before the process ends."""
-    global _before_exit
-    _before_exit = call
-
-
-# A Python handler would never run: the thread that aborts does not return to Python.
-# If the function returns, the process aborts.
-def before_abort(call: Callable[[], object]) -> None:
-    """Sets a function to call before native code aborts the process."""
-    global _abort_handler
-    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: call())
-    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
 
 
 # Blocked threads and stopped workers do not delay it. It skips teardown, because
@@ -78,28 +47,13 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
             lines.append(f"  {shlex.join(_program)}")
         for worker in multiprocessing.active_children():
             worker.kill()
-        _kill_spawned()
         # Not through Python's files: another thread may hold their locks forever.
         if os.isatty(_OUTPUT):
             with contextlib.suppress(OSError):  # It may have been hung up.
                 os.write(_OUTPUT, _LEAVES_BAR)
         os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
-        _before_exit()
     finally:
         os._exit(status)
-
-
-# `multiprocessing` does not list them yet. They read their task from this process, and
-# would print long tracebacks when it ends. Only Linux can list them.
-def _kill_spawned() -> None:
-    for path in Path("/proc").glob("[0-9]*"):
-        # Other processes may end in the meantime.
-        with contextlib.suppress(OSError):
-            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            is_child = int(parent) == os.getpid()
-            # Python's resource tracker is another child, which frees resources.
-            if is_child and b"spawn_main" in (path / "cmdline").read_bytes():
-                os.kill(int(path.name), signal.SIGKILL)
 
 
 def drop_lost_outputs() -> bool:
@@ -137,14 +91,23 @@ def outlive_readers() -> None:
             setattr(sys, name, io.TextIOWrapper(raw, *coding, line_buffering=True))
 
 
-# It works only in the main thread, which gets Python's signals. Only the last entered
-# one gets a signal.
-class SignalThread:
-    """Calls a function in its own thread for every signal that has a handler."""
+class StopSignals:
+    """Hears signals that ask for a stop, also while the main thread is in native code.
 
-    def __init__(self, on_signal: Callable[[int], None]):
-        self._on_signal = on_signal
-        self._before: int | None = None
+    A thread calls `on_first` for the first one. A second one ends the process of a
+    command, and raises KeyboardInterrupt in the main thread of any other. Only the last
+    entered object hears signals, and only in the main thread, which Python gives them.
+
+    Attributes:
+      received: The first signal, once the main thread knows of it; None before.
+      signums: The signals that it hears.
+    """
+
+    def __init__(self, on_first: Callable[[int], None], *, without: Sequence[int] = ()):
+        self._on_first, self._without = on_first, without
+        self._heard = 0  # By the thread, perhaps before the handler runs.
+        self.received: int | None = None
+        self.signums: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -155,70 +118,87 @@ class SignalThread:
         self._before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+        for signum in set(_stop_signals()) - {*self._without}:
+            self.signums[signum] = signal.signal(signum, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._before is None:
-            return
-        signal.set_wakeup_fd(self._before)
-        self._writer.close()
-        self._thread.join()
-        self._reader.close()
+        if self.signums:
+            for signum, handler in self.signums.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(self._before)
+            self._writer.close()
+            self._thread.join()
+            self._reader.close()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received and not owns_process():
+            raise KeyboardInterrupt
+        self.received = self.received or signum
 
     def _listen(self) -> None:
         while numbers := self._reader.recv(64):
             for signum in numbers:
-                self._on_signal(signum)
+                if signum in self.signums:
+                    self._hear(signum)
+
+    def _hear(self, signum: int) -> None:
+        self._heard += 1
+        if signum == signal.SIGHUP and owns_process():
+            drop_lost_outputs()
+        if self._heard == 1:
+            self._on_first(signum)
+        elif owns_process():
+            name = signal.Signals(signum).name
+            what = f"ended at once by a second signal, {name}, without saving"
+            again = "run the same command to resume from the last checkpoint"
+            end(128 + signum, f"{what}; {again}", resumes=True)
 
 
-class EndsAtOnce:
-    """Makes the first signal end this process, from now until exit.
+# SLURM and other schedulers send SIGUSR1 or SIGUSR2 before a time limit. These and
+# SIGHUP are skipped if the program handles or ignores them, as with ``nohup``.
+def _stop_signals() -> list[signal.Signals]:
+    found = [signal.SIGINT, signal.SIGTERM]
+    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # In a command the handler belongs to this module or to the code that it runs.
+        if signal.getsignal(signum) == signal.SIG_DFL or owns_process():
+            found.append(signum)
+    return [signum for signum in found if signal.getsignal(signum) != signal.SIG_IGN]
 
-    A command uses it at its start and its end, when nothing needs saving. While a run
-    trains, `training.processes.interrupt` handles signals instead.
+
+@contextlib.contextmanager
+def owning_process(argv: Sequence[str]) -> Iterator[None]:
+    """Makes this process that of a command: the first signal ends it.
+
+    This holds while nothing needs saving, at the start and the end of the command. In
+    between, a run that trains hears the signals.
 
     Ctrl-C reaches all processes of a terminal, and a scheduler's signal all processes
     of a job. Processes started in this block have these signals blocked from the start:
     otherwise they would end, or print a traceback, while this process needs them.
     SIGTERM is not blocked, because this process ends them with it.
     """
+    global _program
+    _program = tuple(argv)
+    # Python's tracker frees the resources of killed workers and would print it.
+    warnings = os.environ.get("PYTHONWARNINGS", "")
+    os.environ["PYTHONWARNINGS"] = f"{warnings},ignore:resource_tracker".strip(",")
 
-    def __init__(self, argv: Sequence[str]):
-        self._argv = tuple(argv)
-        self._listener = SignalThread(self._end)
+    def end_now(signum: int) -> None:
+        name = signal.Signals(signum).name
+        again = "run the same command to resume"
+        end(128 + signum, f"interrupted by {name}; {again}", resumes=True)
 
-    def __enter__(self) -> Self:
-        global _program
-        _program = self._argv
-        # Python's tracker frees the resources of killed workers and would print it.
-        warnings = os.environ.get("PYTHONWARNINGS", "")
-        os.environ["PYTHONWARNINGS"] = f"{warnings},ignore:resource_tracker".strip(",")
-        self._listener.__enter__()
-        self._handlers = {
-            # The thread has already got the signal.
-            signum: signal.signal(signum, lambda *_: None)
-            for signum in stop_signals()
-            if signal.getsignal(signum) != signal.SIG_IGN
-        }
-        # Threads and processes inherit the mask. The listener, which was started
-        # before, still gets the signals.
-        blocked = {*self._handlers} - {signal.SIGTERM}
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    with StopSignals(end_now) as signals:
+        # Threads and processes inherit the mask. The thread that hears signals, which
+        # was started before, still gets them.
+        blocked = {*signals.signums} - {signal.SIGTERM}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         # The tracker's start unblocks Ctrl-C in the current thread.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        global _program
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-        self._listener.__exit__()
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        _program = ()
-
-    def _end(self, signum: int) -> None:
-        if signum in self._handlers:
-            name = signal.Signals(signum).name
-            again = "run the same command to resume"
-            end(128 + signum, f"interrupted by {name}; {again}", resumes=True)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _program = ()

@@ -13,14 +13,15 @@ from jax.sharding import Mesh
 
 from echo_jax.config.run import RunSpec
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
-from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, stacked
-from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
-from echo_jax.training.processes.sharding import (
+from echo_jax.training.arrays import (
     batch_sharding,
+    call_with_host_arrays,
     make_mesh,
     param_shardings,
+    replicate,
     replicated,
 )
+from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, stacked
 from echo_jax.training.saving.model import Model
 from echo_jax.training.step import init_state, run_inputs, train_step
 from echo_jax.training.update.gradients import (

@@ -22,11 +22,11 @@ import numpy as np
 from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.keys import seed_for_use
+from echo_jax.training.arrays import put_batch
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import next_batch, unechoed
 from echo_jax.training.processes.distributed import all_gather, this_shard
-from echo_jax.training.processes.sharding import put_batch
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 

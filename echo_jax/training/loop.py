@@ -19,13 +19,14 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from etils import epath
 from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.stats import Waits
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import remove_unfinished, run_folder, write
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.clock import DeviceTime, Work
@@ -39,25 +40,14 @@ from echo_jax.training.processes.distributed import (
     broadcast_from_first,
     is_main_process,
 )
-from echo_jax.training.processes.interrupt import (
-    DataTimeoutError,
-    Interrupted,
-    StopSignal,
-)
-from echo_jax.training.processes.watchdog import Stalled
+from echo_jax.training.processes.interrupt import Interrupted, StopSignal
 from echo_jax.training.records.environment import check_workdir, identity, lock_workdir
 from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
 from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
-from echo_jax.training.start import (
-    Started,
-    check_start,
-    say_gives_up,
-    start,
-    unsaved_end,
-)
+from echo_jax.training.start import Started, check_start, start
 from echo_jax.training.step import StepReport
 from echo_jax.training.update.local import Meetings
 from echo_jax.training.window import NonFiniteLossError
@@ -119,10 +109,10 @@ def train(
         `echo_jax.files.lock`.
       NonFiniteLossError: The loss became NaN or infinite. With a loss scale: too many
         updates were skipped.
-      Interrupted: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2; the run is saved. A
-        second signal raises KeyboardInterrupt without saving.
-      DataTimeoutError: The data did not come for ``config.data.timeout_s`` seconds;
-        the run is saved.
+      Interrupted: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2; the run is saved, unless
+        its data hangs. A second signal raises KeyboardInterrupt without saving.
+      DataTimeoutError: The data did not come for ``config.data.timeout_s`` seconds.
+        The run is not saved: it goes on from the last checkpoint.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny")
@@ -143,7 +133,7 @@ def train(
 def train_checked(
     config: RunSpec,
     workload: Workload,
-    workdir: RunPath,
+    workdir: epath.Path,
     compiled: CompiledFunctions,
     lock: FolderLock,
     *,
@@ -151,7 +141,7 @@ def train_checked(
 ) -> dict[str, Any]:
     """Trains a run that `check_start` accepted, in a checked, locked folder."""
     if is_main_process():
-        workdir.remove_unfinished()
+        remove_unfinished(workdir)
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
     summary = broadcast_from_first(kept)
     if summary is not None and is_finished(summary, config):
@@ -212,7 +202,7 @@ class Trainer:
         self,
         config: RunSpec,
         workload: Workload,
-        workdir: RunPath,
+        workdir: epath.Path,
         compiled: CompiledFunctions,
         started: Started,
     ):
@@ -221,7 +211,6 @@ class Trainer:
         self.state, self.totals, self.feed = started.state, started.totals, started.feed
         self.clock, self.log = started.clock, started.log
         self.watchdog = started.watchdog
-        self.watchdog.end = self._end_stalled
         self._checkpoints, self._rates = started.checkpoints, started.rates
         # The totals include the devices' work before the run was resumed.
         self._busy_before_s = self.totals.busy_s
@@ -240,10 +229,6 @@ class Trainer:
         self._in_flight: deque[_Dispatched] = deque()
         # The updates done when the data of this process ended; None before that.
         self._ended_after: int | None = None
-        # Why the run cannot be saved during a wait; empty if it can. The other
-        # processes may be inside an update, and a save needs all of them.
-        is_shared = jax.process_count() > 1
-        self._unsaved = "a save takes all processes" if is_shared else ""
 
     def evaluate(self) -> None:
         """Evaluates the state when all its updates are done, once for each update."""
@@ -268,7 +253,7 @@ class Trainer:
                 params = self.compiled.model(self.state).params
                 self.log.arrays(totals.updates, flat_arrays({"params": params}))
 
-    def save(self, data: list[Any] | None = None) -> None:
+    def save(self) -> None:
         """Saves the run; the files are written in the background."""
         self.read(leave=0)
         slow = self.progress.slow(f"saving update {self.totals.updates}")
@@ -277,13 +262,11 @@ class Trainer:
                 done, saved = self.totals.updates, self._checkpoints.latest()
                 raise NonFiniteLossError("the state after update", done, saved)
             totals = self._totals_of_each()
-            if data is None:
-                for shard, log in self.feed.logs.items():
-                    (self.workdir / log_name(shard)).write(log.to_text())
-                data = self.feed.get_state()
+            for shard, log in self.feed.logs.items():
+                write(self.workdir / log_name(shard), log.to_text())
             host = {
                 **identity(self.config, self._workload.metadata),
-                "data": [*itertools.chain(*all_gather(data))],
+                "data": [*itertools.chain(*all_gather(self.feed.get_state()))],
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
                 "num_lanes": self.feed.num_lanes,
@@ -292,33 +275,12 @@ class Trainer:
             self.log.file.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
 
-    def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
-        """Saves the run if that is possible; returns the error that ends it."""
-        say_gives_up(self.progress, stalled)
-        unsaved, updates = self._unsaved, self.totals.updates
-        if not updates:
-            unsaved = "nothing was trained yet"
-        elif stalled.is_stuck and not stalled.is_known:
-            unsaved = "it is not known where the data stands"
-        elif not unsaved and stalled.state is None:
-            try:
-                self.feed.get_state()
-            except (RuntimeError, TypeError, ValueError) as error:
-                unsaved = str(error)
-        if not unsaved:
-            # The wait may have changed the feed, so this is its state before the wait.
-            self.save(stalled.state)
-            if stalled.is_stuck:
-                self._checkpoints.close()
-        return unsaved_end(updates, unsaved, self._checkpoints, stalled)
-
     def take(self) -> Any:
         """Returns the input of the next updates; its time counts as waiting."""
         num_updates = self._group(self.totals.updates)
         if self._ended_after is None:
-            state = self.feed.state_before_take()
             what = f"the input of update {self.totals.updates + 1}"
-            waiting = self.watchdog.waiting(what, state, anywhere=state is not None)
+            waiting = self.watchdog.waiting(what)
             began = time.perf_counter()
             with self.clock.phase("wait"), waiting:
                 inputs = self.feed.take(num_updates)

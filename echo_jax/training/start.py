@@ -4,33 +4,28 @@
 the loop needs.
 """
 
-import contextlib
-import signal
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import jax
+from etils import epath
 from rich.console import Console
 
-from echo_jax.config.local import CHANGING
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
+from echo_jax.config.specs import CHANGING
 from echo_jax.files.json_files import read_if_whole, read_json
+from echo_jax.training.arrays import call_with_host_arrays, idle_on_one_device
 from echo_jax.training.clock import Clock
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import check_branches, check_norm
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.measure import Rates, decide
-from echo_jax.training.processes import peers
-from echo_jax.training.processes.distributed import (
-    call_with_host_arrays,
-    is_main_process,
-)
-from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
-from echo_jax.training.processes.sharding import idle_on_one_device
-from echo_jax.training.processes.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.training.processes.distributed import is_main_process
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.records.environment import (
     check_replicas,
     check_saved,
@@ -72,7 +67,7 @@ class Started:
 
 
 def check_start(
-    config: RunSpec, workload: Workload, workdir: RunPath
+    config: RunSpec, workload: Workload, workdir: epath.Path
 ) -> CompiledFunctions:
     """Refuses an impossible run, and returns its functions; writes nothing."""
     compiled = CompiledFunctions(config, workload)
@@ -89,7 +84,7 @@ def check_start(
 def start(
     config: RunSpec,
     workload: Workload,
-    workdir: RunPath,
+    workdir: epath.Path,
     compiled: CompiledFunctions,
     console: Console | None,
     stack: ExitStack,
@@ -112,20 +107,7 @@ def start(
         state, warm = _first_state(config, workload, workdir, compiled, progress)
     totals = Totals.resumed(before["totals"] if before else [])
 
-    def end(stalled: Stalled) -> Interrupted | DataTimeoutError:
-        say_gives_up(progress, stalled)
-        unsaved = "nothing was trained yet"
-        return unsaved_end(totals.updates, unsaved, checkpoints, stalled)
-
-    watchdog = Watchdog(
-        describe_data(config),
-        timeout_s=config.data.timeout_s,
-        is_shared=jax.process_count() > 1,
-        note=peers.here().shared_note(progress.note),
-        end=end,
-    )
-    stack.enter_context(watchdog)
-    peers.here().when_stop_asked(partial(watchdog.stop, signal.SIGTERM))
+    watchdog = stack.enter_context(Watchdog.of_data(config, _note_of(progress)))
     # A resumed run keeps the decisions of its checkpoint.
     with progress.slow("compiling the update, and measuring it"):
         decided = decide(
@@ -177,7 +159,7 @@ def start(
 def _first_state(
     config: RunSpec,
     workload: Workload,
-    workdir: RunPath,
+    workdir: epath.Path,
     compiled: CompiledFunctions,
     progress: Progress,
 ) -> tuple[TrainState, WarmStart | None]:
@@ -204,7 +186,7 @@ def _first_state(
 def _write_facts(
     config: RunSpec,
     workload: Workload,
-    workdir: RunPath,
+    workdir: epath.Path,
     compiled: CompiledFunctions,
     totals: Totals,
     warm: WarmStart | None,
@@ -231,29 +213,12 @@ def _write_facts(
         progress.note(moved)
 
 
-def say_gives_up(progress: Progress, stalled: Stalled) -> None:
-    """Notes that a run ends in a wait, before it tries to save."""
-    with contextlib.suppress(OSError):  # The terminal may be closed.
-        progress.note(f"gives up waiting {stalled.what}")
-
-
-def unsaved_end(
-    updates: int, unsaved: str, checkpoints: Checkpoints, stalled: Stalled
-) -> Interrupted | DataTimeoutError:
-    """Returns the error that ends a run in a wait; `unsaved`: why it is not saved."""
-    if unsaved and (saved := checkpoints.latest()) is not None:
-        lost = updates - saved
-        stands = "stands" if checkpoints.settle() else "was not whole yet"
-        unsaved += f"; the last checkpoint, of update {saved}, {stands}"
-        unsaved += f", and {lost} updates are lost" if lost else ""
-    if stalled.signum:
-        if name := peers.here().name:
-            unsaved = f"{name} waited {stalled.what}, and {unsaved}"
-        error = Interrupted(updates, stalled.signum, unsaved=unsaved)
-    else:
-        error = DataTimeoutError(stalled.what, updates, unsaved=unsaved)
-    peers.here().tell(error.exit_code, str(error))
-    return error
+def _note_of(progress: Progress) -> Callable[[str], None]:
+    """Returns what prints a line of this process; its `progress` may be silent."""
+    if is_main_process():
+        return progress.note
+    name = f"process {jax.process_index()} of {jax.process_count()}"
+    return lambda line: print(f"{name} {line}", file=sys.stderr, flush=True)
 
 
 def _close(checkpoints: Checkpoints, progress: Progress) -> None:
@@ -261,7 +226,7 @@ def _close(checkpoints: Checkpoints, progress: Progress) -> None:
         checkpoints.close()
 
 
-def moved_by_updates(workdir: RunPath, config: RunSpec) -> str:
+def moved_by_updates(workdir: epath.Path, config: RunSpec) -> str:
     """Returns a note if another number of updates moves the rest of a resumed run."""
     optim, local, updates = config.optim, config.local.schedule, config.updates
     old = read_json(workdir / "config.json", {"updates": int})

@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 
 from echo_jax.config.optimizer import parse_args
 from echo_jax.config.run import RunSpec
+from echo_jax.files.folders import write
 from echo_jax.training.processes.distributed import all_gather
 
 XlaOptions = tuple[tuple[str, bool | int | float | str], ...]
@@ -258,7 +259,8 @@ class Profile:
         self._is_due = False
         self._finish_updates()
         with self._run.clock.phase("pause"):
-            self._own.remove()
+            if self._own.exists():
+                self._own.rmtree()
             # The profiler writes to local disks alone.
             self._written = tempfile.TemporaryDirectory()
             options = jax.profiler.ProfileOptions()
@@ -277,8 +279,8 @@ class Profile:
                 for file in sorted(Path(folder).rglob("*")):
                     if file.is_file():
                         copy = self._own / file.relative_to(folder).as_posix()
-                        copy.parent.mkdir()
-                        copy.write(file.read_bytes())
+                        copy.parent.mkdir(parents=True, exist_ok=True)
+                        write(copy, file.read_bytes())
         last = self._run.totals.updates
         self._run.progress.note(
             f"profiled update {begun + 1} to {last}; see {self._own.parent}"

@@ -60,7 +60,13 @@ def make_task(config: RunSpec, task_info: Mapping[str, Any]) -> Task:
 
 def decode_input(config: RunSpec, encoded: Any) -> dict[str, Any]:
     """Returns the evaluation item of an image: encoded bytes or uint8[H, W, 3 or 1]."""
-    return _module(config).decode_input(config, encoded)
+    module = _module(config)
+    if not hasattr(module, "decode_input"):
+        raise ValueError(
+            f"workload {config.workload!r} does not predict from images; give it a "
+            "batch of its own inputs"
+        )
+    return module.decode_input(config, encoded)
 
 
 def _module(config: RunSpec) -> Any:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import flax.linen as nn
-import jax
-import numpy as np
-
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import SplitData
+from echo_jax.data.augment import Augment
+from echo_jax.data.images.host_augment import HostAugment, choose_stages
 from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.pipeline.evaluation import (
     THREADS,
@@ -23,21 +21,7 @@ from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages, s
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
-
-# Wide enough for the longest row; a table is only as wide as it needs.
-_TABLE_WIDTH = 400
-
-
-def module_table(module: nn.Module, inputs: np.ndarray) -> str:
-    """Returns Flax's table of a module, which is traced but not compiled."""
-    made = module.tabulate(
-        jax.random.key(0),
-        inputs,
-        train=False,
-        console_kwargs={"width": _TABLE_WIDTH, "force_terminal": False},
-    )
-    return "\n".join(line.strip() for line in made.strip().split("\n")) + "\n"
+from echo_jax.workloads.base import Evaluator, Task, Workload
 
 
 # `keeps_evaluated`: whether evaluation records are decoded once and kept, instead of
@@ -54,7 +38,7 @@ def make_workload(
     keeps_evaluated: bool = False,
     eval_threads: int = THREADS,
     evaluator: Callable[[], Evaluator] | None = None,
-    augment_on_device: Augment | None = None,
+    augment_on_device: Callable[..., Any] | None = None,
     task_info: Mapping[str, Any],
     task_files: Mapping[str, bytes] | None = None,
 ) -> Workload:
@@ -77,31 +61,48 @@ def make_workload(
         for index in sample_indices(all_evaluated, most_evaluated)[:1]:
             evaluated.decode(evaluated.source[index])
 
-    def read_by(pipeline: PipelineSpec) -> Workload:
-        return Workload(
-            name=config.workload,
-            task=task,
-            metric=metric,
-            mode=mode,
-            train_dataset=functools.partial(train_dataset, stages, pipeline),
-            fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
-            num_examples=len(stages.source),
-            num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
-            first_items=first_items,
-            stage_calls=functools.partial(_stage_calls, stages, pipeline),
-            with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
-            eval_batches=evaluation,
-            evaluator=evaluator,
-            augment_on_device=augment_on_device,
-            metadata={
-                "data": dict(data_metadata),
-                "storage": pipeline.storage.metadata(),
-            },
-            task_info=task_info,
-            task_files=task_files or {},
-        )
+    def reads(seed: int) -> dict[str, Any]:
+        pipeline = replace(config.pipeline, seed=seed)
+        return {
+            "train_dataset": functools.partial(train_dataset, stages, pipeline),
+            "fresh_dataset": functools.partial(fresh_batches, stages, pipeline),
+            "stage_calls": functools.partial(_stage_calls, stages, pipeline),
+        }
 
-    return read_by(config.pipeline)
+    workload = Workload(
+        **reads(config.seed),
+        name=config.workload,
+        task=task,
+        metric=metric,
+        mode=mode,
+        num_examples=len(stages.source),
+        num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
+        first_items=first_items,
+        with_seed=lambda seed: replace(workload, **reads(seed)),
+        eval_batches=evaluation,
+        evaluator=evaluator,
+        augment_on_device=augment_on_device,
+        metadata={
+            "data": dict(data_metadata),
+            "storage": config.data.storage.metadata(),
+        },
+        task_info=task_info,
+        task_files=task_files or {},
+    )
+    return workload
+
+
+# Each name stands for a change on the host and the same one on the devices.
+def augmentations(
+    names: tuple[str, ...], on_host: Mapping[str, Any], on_device: Mapping[str, Any]
+) -> tuple[HostAugment | None, Augment | None]:
+    """Returns the random changes that ``data.augment`` names, if any."""
+    if not names:
+        return None, None
+    return (
+        HostAugment(choose_stages(names, on_host)),
+        Augment(choose_stages(names, on_device)),
+    )
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import flax.linen as nn
 import grain
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from echo_jax.data.pipeline.shard import SINGLE, DataShard
-from echo_jax.echo.spec import AnySpec
+# Wide enough for the longest row; a table is only as wide as it needs.
+_TABLE_WIDTH = 400
 
 Batch = dict[str, Any]
 """A batch: a dict of arrays with a leading batch axis of size B."""
@@ -40,30 +43,6 @@ class Augment(Protocol):
           batch: Decoded items, with a leading axis of size B.
           keys: A random key for each of them, ``key<threefry2x32>[B]``.
         """
-        ...
-
-
-class MakesTraining(Protocol):
-    """Makes the training pipeline; see `Workload`."""
-
-    def __call__(self, spec: AnySpec, shard: DataShard = SINGLE) -> grain.IterDataset:
-        """Makes the shard on which one process trains."""
-        ...
-
-
-class MakesFresh(Protocol):
-    """Makes the pipeline of fresh batches; see `Workload`."""
-
-    def __call__(self, shard: DataShard = SINGLE) -> grain.IterDataset:
-        """Makes the shard that one process echoes."""
-        ...
-
-
-class MakesEvaluation(Protocol):
-    """Makes a pass over the evaluation split; see `Workload`."""
-
-    def __call__(self, *, shard: DataShard = SINGLE) -> Iterable[Batch]:
-        """Makes the rows of every batch that one process evaluates."""
         ...
 
 
@@ -187,6 +166,36 @@ class Task(abc.ABC):
 
 
 @dataclass(frozen=True)
+class ModelTask(Task):
+    """A task whose model is a Flax module of one input; see `input_shapes`."""
+
+    model: nn.Module
+
+    def init(self, key: jax.Array) -> Variables:
+        """Returns newly initialised variables."""
+        shape = self._input()
+        zeros = jnp.zeros(shape.shape, shape.dtype)
+        return dict(self.model.init(key, zeros, train=False))
+
+    def table(self) -> str:
+        """Returns Flax's table of the model, which is traced but not compiled."""
+        shape = self._input()
+        made = self.model.tabulate(
+            jax.random.key(0),
+            np.zeros(shape.shape, shape.dtype),
+            train=False,
+            console_kwargs={"width": _TABLE_WIDTH, "force_terminal": False},
+        )
+        return "\n".join(line.strip() for line in made.strip().split("\n")) + "\n"
+
+    def _input(self) -> jax.ShapeDtypeStruct:
+        """The input of an example; the model reads bytes as floats."""
+        (shape,) = self.input_shapes(1).values()
+        dtype = jnp.float32 if shape.dtype == jnp.uint8 else shape.dtype
+        return jax.ShapeDtypeStruct(shape.shape, dtype)
+
+
+@dataclass(frozen=True)
 class Workload:
     """A task with its data and its metric, and a description of the data.
 
@@ -195,16 +204,18 @@ class Workload:
       task: Model and loss.
       metric: The metric of targets, from `Task.evaluate` or the evaluator.
       mode: Whether a better metric is smaller (``"min"``) or larger (``"max"``).
-      train_dataset: Makes the training pipeline with an echo in it. Elements
-        are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
+      train_dataset: Makes the training pipeline with an echo in it, called with a spec
+        (such as `EchoSpec`) and a `DataShard`, by default the only one. Elements are
+        batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
         ``"repeat"`` (``int32[B]``): the echo's tags of every example.
-      fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
-        items, up to the stage that the echo follows, without tags. Datasets of both
-        pipelines may have a ``fresh_time``, an
+      fresh_dataset: Makes the pipeline of an echo on the devices, called with a
+        `DataShard`: batches of fresh items, up to the stage that the echo follows,
+        without tags. Datasets of both pipelines may have a ``fresh_time``, an
         `echo_jax.data.pipeline.grain_engine.FreshTime` with which their echo measures
         the time of a fresh batch.
-      eval_batches: Makes one pass over the evaluation split: batches of one
-        constant size, the last one padded, with ``"mask"``.
+      eval_batches: Makes one pass over the evaluation split, called with ``shard=``:
+        the rows of a process of batches of one constant size, the last one padded,
+        with ``"mask"``.
       evaluator: Makes the `Evaluator` of one pass over the evaluation split; None if
         `Task.evaluate` is enough.
       augment_on_device: A hashable augmentation that the devices apply to every use of
@@ -228,9 +239,9 @@ class Workload:
     task: Task
     metric: str
     mode: Literal["min", "max"]
-    train_dataset: MakesTraining
-    fresh_dataset: MakesFresh
-    eval_batches: MakesEvaluation
+    train_dataset: Callable[..., grain.IterDataset]
+    fresh_dataset: Callable[..., grain.IterDataset]
+    eval_batches: Callable[..., Iterable[Batch]]
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     num_examples: int | None = None

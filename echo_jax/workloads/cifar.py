@@ -17,12 +17,12 @@ from echo_jax.data.images.decode import (
     pad_crop_flip,
     resize_center_crop,
 )
-from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
+from echo_jax.data.images.host_augment import OnImage
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import make_workload, open_splits
+from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
@@ -47,8 +47,7 @@ _ON_DEVICE = {
 
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
-    on_host = choose_stages(config.data.augment, _ON_HOST)
-    on_device = choose_stages(config.data.augment, _ON_DEVICE)
+    on_host, on_device = augmentations(config.data.augment, _ON_HOST, _ON_DEVICE)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
     task_info = {"classes": splits.info["classes"]}
@@ -58,11 +57,11 @@ def build(config: RunSpec) -> Workload:
         task_info=task_info,
         metric="accuracy",
         mode="max",
-        stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
+        stages=Stages(splits.train, decode, on_host),
         evaluated=Stages(splits.evaluation, decode),
         # 31 MB for 10,000 images.
         keeps_evaluated=True,
-        augment_on_device=Augment(on_device) if on_device else None,
+        augment_on_device=on_device,
         data_metadata=splits.metadata,
     )
 

@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from typing import cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.workloads.assembly import module_table
-from echo_jax.workloads.base import Batch, Sums, Task, Variables
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables
 
 _TOP = 5
 
@@ -28,27 +25,18 @@ def normalised(images: ArrayLike, mean: Channels, scale: Channels) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class ImageTask(Task):
+class ImageTask(ModelTask):
     """A task of square images, whose model maps ``float32[B, S, S, 3]`` and ``train``.
 
     A batch holds ``"image"``, ``uint8[B, S, S, 3]``. Pixels are transferred as bytes
     and become floats on the device.
     """
 
-    model: nn.Module
     image_size: int
 
-    def init(self, key: jax.Array) -> Variables:
-        return dict(self.model.init(key, jnp.zeros(self._shape(1)), train=False))
-
-    def table(self) -> str:
-        return module_table(self.model, np.zeros(self._shape(1), np.float32))
-
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return {"image": jax.ShapeDtypeStruct(self._shape(batch_size), jnp.uint8)}
-
-    def _shape(self, batch_size: int) -> tuple[int, ...]:
-        return (batch_size, self.image_size, self.image_size, 3)
+        shape = (batch_size, self.image_size, self.image_size, 3)
+        return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
 
 
 @dataclass(frozen=True)
@@ -86,8 +74,7 @@ class ImageClassifier(ImageTask):
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns sums and counts of accuracy, unsmoothed loss and ``"top_5"``."""
-        images = self._pixels(batch)
-        logits = cast(jax.Array, self.model.apply(variables, images, train=False))
+        logits = self._logits(variables, batch)
         labels, mask = jnp.asarray(batch["label"]), batch["mask"]
         values = {
             "accuracy": (logits.argmax(axis=-1) == labels).astype(jnp.float32),
@@ -102,9 +89,11 @@ class ImageClassifier(ImageTask):
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
         """Returns the probability of each class, ``"probabilities"``, float32[B, K]."""
-        images = self._pixels(batch)
-        logits = cast(jax.Array, self.model.apply(variables, images, train=False))
-        return {"probabilities": jax.nn.softmax(logits)}
+        return {"probabilities": jax.nn.softmax(self._logits(variables, batch))}
+
+    def _logits(self, variables: Variables, batch: Batch) -> jax.Array:
+        logits = self.model.apply(variables, self._pixels(batch), train=False)
+        return cast(jax.Array, logits)
 
     def _pixels(self, batch: Batch) -> jax.Array:
         return normalised(batch["image"], self.pixel_mean, self.pixel_scale)

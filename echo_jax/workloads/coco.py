@@ -12,7 +12,7 @@ from faster_coco_eval import COCO
 
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import CocoData, CocoModel
-from echo_jax.data.augment import Augment, ColourDistortion, Flip
+from echo_jax.data.augment import ColourDistortion, Flip
 from echo_jax.data.detection.anchors import (
     NmsSettings,
     boxes_per_cell,
@@ -34,14 +34,19 @@ from echo_jax.data.detection.records import (
     resize_to_square,
 )
 from echo_jax.data.images.decode import Encoded, decode_image
-from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
+from echo_jax.data.images.host_augment import OnImage
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.evaluation import sample_indices
 from echo_jax.data.pipeline.stages import Item, RecordSource, Stages
 from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import Splits, make_workload, open_splits
+from echo_jax.workloads.assembly import (
+    Splits,
+    augmentations,
+    make_workload,
+    open_splits,
+)
 from echo_jax.workloads.base import Batch, Sums, Variables, Workload
 from echo_jax.workloads.classification import ImageTask, normalised
 
@@ -129,13 +134,9 @@ class Detector(ImageTask):
         anchors = self._anchors()
 
         def of_image(
-            offsets: jax.Array,
-            scores: jax.Array,
-            boxes: jax.Array,
-            labels: jax.Array,
-            mask: jax.Array,
+            offsets: jax.Array, scores: jax.Array, *objects: jax.Array
         ) -> jax.Array:
-            targets = make_targets(boxes, labels, mask, anchors)
+            targets = make_targets(*objects, anchors=anchors)
             return detection_loss(offsets, scores, targets, kind=self.loss_kind)
 
         names = ("boxes", "box_labels", "box_mask")
@@ -200,8 +201,7 @@ def _focal(scores: jax.Array, targets: Targets) -> jax.Array:
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"mAP"``, a fraction."""
     data: CocoData = config.data
-    on_host = choose_stages(data.augment, _ON_HOST)
-    on_device = choose_stages(data.augment, _ON_DEVICE)
+    on_host, on_device = augmentations(data.augment, _ON_HOST, _ON_DEVICE)
     splits = open_splits(config, "coco")
     categories = splits.info["categories"]
     task_info = {"categories": categories}
@@ -218,7 +218,7 @@ def build(config: RunSpec) -> Workload:
         task_info=task_info,
         metric="mAP",
         mode="max",
-        stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
+        stages=Stages(splits.train, decode, on_host),
         evaluated=Stages(judged.records, DecodeForEvaluation(decode)),
         eval_threads=max(config.pipeline.threads, 1),
         data_metadata={
@@ -227,7 +227,7 @@ def build(config: RunSpec) -> Workload:
             "left_out": boxes_left_out(objects, data.max_boxes),
         },
         evaluator=judged.evaluator,
-        augment_on_device=Augment(on_device) if on_device else None,
+        augment_on_device=on_device,
     )
 
 

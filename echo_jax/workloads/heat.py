@@ -25,8 +25,8 @@ from scipy.sparse.linalg import SuperLU, splu
 from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.workloads.assembly import make_workload, module_table
-from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
+from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload
 
 GRID = 32
 """Points of the field along each side of the plate."""
@@ -147,13 +147,8 @@ class Mlp(nn.Module):
 
 
 @dataclass(frozen=True)
-class FieldRegression(Task):
+class FieldRegression(ModelTask):
     """Predicts the field of a simulation from its parameters."""
-
-    model: Mlp
-
-    def init(self, key: jax.Array) -> Variables:
-        return dict(self.model.init(key, jnp.zeros((1, _NUM_PARAMETERS))))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
@@ -178,17 +173,9 @@ class FieldRegression(Task):
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"x": jax.ShapeDtypeStruct((batch_size, _NUM_PARAMETERS), jnp.float32)}
 
-    def table(self) -> str:
-        return module_table(self.model, np.zeros((1, _NUM_PARAMETERS), np.float32))
-
     def _fields(self, variables: Variables, batch: Batch) -> jax.Array:
         return cast(jax.Array, self.model.apply(variables, jnp.asarray(batch["x"])))
 
     def _errors(self, variables: Variables, batch: Batch) -> jax.Array:
         error = self._fields(variables, batch) - jnp.asarray(batch["y"])
         return jnp.square(error).mean(axis=-1)
-
-
-def decode_input(config: RunSpec, encoded: Any) -> Item:
-    """Refuses images: the inputs of this model are parameters."""
-    raise ValueError("workload 'heat' predicts from parameters, and takes no images")

@@ -15,24 +15,18 @@ import jax.numpy as jnp
 
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import ImageNetModel, PhotographData
-from echo_jax.data.augment import (
-    Augment,
-    ColourDistortion,
-    Flip,
-    RandomResizedCrop,
-    Stage,
-)
+from echo_jax.data.augment import Augment, ColourDistortion, Flip, RandomResizedCrop
 from echo_jax.data.images.decode import (
     DecodeLabelled,
     Encoded,
     random_resized_crop,
     resize_center_crop,
 )
-from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages, flip
+from echo_jax.data.images.host_augment import HostAugment, OnImage, flip
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
-from echo_jax.workloads.assembly import make_workload, open_splits
+from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
@@ -76,12 +70,21 @@ def build(config: RunSpec) -> Workload:
 
 def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
+    sizes: ImageNetModel = config.model
+    model = ImageNetResNet(
+        num_classes=len(task_info["classes"]),
+        stage_sizes=tuple(sizes.stage_sizes),
+        block=sizes.block,
+        width=sizes.width,
+        virtual_batch=sizes.virtual_batch if sizes.norm == "ghost" else None,
+        dtype=jnp.dtype(config.precision.compute),
+    )
     return ImageClassifier(
-        _model(config, len(task_info["classes"])),
+        model,
         config.data.image_size,
         _PIXEL_MEAN,
         _PIXEL_SCALE,
-        label_smoothing=config.model.label_smoothing,
+        label_smoothing=sizes.label_smoothing,
         has_top_5=True,
     )
 
@@ -91,37 +94,19 @@ def decode_input(config: RunSpec, encoded: Encoded) -> Item:
     return {"image": _middle(config)(encoded)}
 
 
-def _model(config: RunSpec, num_classes: int) -> ImageNetResNet:
-    sizes: ImageNetModel = config.model
-    is_ghost = sizes.norm == "ghost"
-    return ImageNetResNet(
-        num_classes=num_classes,
-        stage_sizes=tuple(sizes.stage_sizes),
-        block=sizes.block,
-        width=sizes.width,
-        virtual_batch=sizes.virtual_batch if is_ghost else None,
-        dtype=jnp.dtype(config.precision.compute),
-    )
-
-
 def _augmentations(config: RunSpec) -> tuple[HostAugment | None, Augment | None]:
-    names, size = config.data.augment, config.data.image_size
+    size = config.data.image_size
     on_host = {
         "crop": OnImage(functools.partial(random_resized_crop, size=size)),
         "flip": OnImage(flip),
         "colour": OnImage(distort_colours),
     }
-    on_device: dict[str, Stage] = {
+    on_device = {
         "crop": RandomResizedCrop(size),
         "flip": Flip(),
         "colour": ColourDistortion(),
     }
-    if not names:
-        return None, None
-    return (
-        HostAugment(choose_stages(names, on_host)),
-        Augment(choose_stages(names, on_device)),
-    )
+    return augmentations(config.data.augment, on_host, on_device)
 
 
 def _decode(config: RunSpec) -> Callable[[Encoded], Any]:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 
@@ -16,12 +15,12 @@ from echo_jax.config.workloads import LmModel, TextData
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
-from echo_jax.workloads.assembly import limited, make_workload, module_table
-from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
+from echo_jax.workloads.assembly import limited, make_workload
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload
 
 
 @dataclass(frozen=True)
-class LanguageModel(Task):
+class LanguageModel(ModelTask):
     """Predicts every token of a window from the tokens before it.
 
     A batch holds ``"tokens"``, ``uint8`` to ``uint32[B, T + 1]``: tokens 0 to T - 1 are
@@ -36,13 +35,6 @@ class LanguageModel(Task):
     eod: int | None = None
     # In the validation text, to compare tokenizers; None if unknown.
     bytes_per_token: float | None = None
-
-    def init(self, key: jax.Array) -> Variables:
-        tokens = jnp.zeros((1, self.model.max_len), jnp.int32)
-        return dict(self.model.init(key, tokens, train=False))
-
-    def table(self) -> str:
-        return module_table(self.model, np.zeros((1, self.model.max_len), np.int32))
 
     # Windows with padding are weighted by their tokens, so that the mean over the batch
     # is the mean over its tokens.
@@ -155,19 +147,16 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> LanguageModel:
             f"model.vocab={vocab} is less than the {known} tokens of "
             f"data.source={config.data.source!r}; use --config.model.vocab={known}."
         )
-    return LanguageModel(
-        _make_model(sizes, vocab, jnp.dtype(config.precision.compute)),
-        eod=task_info["eod"] if sizes.segments else None,
-        bytes_per_token=task_info["bytes_per_token"],
-    )
-
-
-def _make_model(sizes: LmModel, vocab: int, dtype: jnp.dtype) -> Transformer:
     names = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
     names += ("positions", "activation", "bias", "tied")
-    return Transformer(
+    model = Transformer(
         **{name: sizes[name] for name in names},
         vocab=vocab,
         max_len=sizes.seq_len,
-        dtype=dtype,
+        dtype=jnp.dtype(config.precision.compute),
+    )
+    return LanguageModel(
+        model,
+        eod=task_info["eod"] if sizes.segments else None,
+        bytes_per_token=task_info["bytes_per_token"],
     )

@@ -21,7 +21,6 @@ from echo_jax.data.sources import (
     unpack,
     verify,
 )
-from echo_jax.files import seal, unseal
 
 FILES = class_folders(10)
 
@@ -35,9 +34,9 @@ def folder(tmp_path):
 
 def change(folder, edit):
     path = folder / "dataset.json"
-    info = unseal(json.loads(path.read_text()))
+    info = json.loads(path.read_text())
     edit(info)
-    path.write_text(json.dumps(seal(info)))
+    path.write_text(json.dumps(info))
 
 
 def test_records_are_read_by_any_index_from_any_thread_and_process(folder):
@@ -95,18 +94,12 @@ def test_a_missing_or_unfinished_folder_is_refused(folder, missing):
     [
         (b"{", "is damaged: Expecting"),
         (b'{"format": 2}', "has format 2; this version reads 1"),
-        (b'{"format": 1, "crc32": "00000000"}', "is damaged: it does not have the che"),
         (b'{"format": 1}', "is damaged: KeyError"),
         (b'{"format": 1, "kind": "films", "splits": {}}', "kind 'films' is none of"),
-        (None, "is a named pipe where a file belongs"),
     ],
 )
 def test_another_dataset_json_is_refused(folder, content, message):
-    (folder / "dataset.json").unlink()
-    if content is None:
-        os.mkfifo(folder / "dataset.json")  # Whoever opens it waits for ever.
-    else:
-        (folder / "dataset.json").write_bytes(content)
+    (folder / "dataset.json").write_bytes(content)
     with pytest.raises(PreparedError, match=message):
         read_info(folder)
 
@@ -130,15 +123,6 @@ def test_what_a_disk_changes_is_seen(folder):
     first.unlink()
     with pytest.raises(PreparedError, match=f"{first.name}' is missing; it was writ"):
         open_prepared(folder, "train")
-
-
-def test_a_shard_that_leads_elsewhere_is_refused(folder, tmp_path):
-    shard = min(folder.glob("*.arrayrecord"))
-    shard.rename(tmp_path / "mine")
-    shard.symlink_to(tmp_path / "mine")
-    for read in (verify, lambda folder: open_prepared(folder, "train")[0]):
-        with pytest.raises(PreparedError, match=r"is a link where a file"):
-            read(folder)
 
 
 def test_a_file_beside_the_shards_is_what_was_written(folder):

@@ -86,8 +86,8 @@ def test_files_of_others_are_read_or_refused(tmp_path):
     for name, said in {
         "x": "is no file of safetensors",
         "y": "there is no file",
-        "pipe": "is a named pipe where a file belongs",
-        "to_pipe": "is a named pipe where a file belongs",
+        "pipe": "is no file; name one of safetensors",
+        "to_pipe": "is no file; name one of safetensors",
     }.items():
         with pytest.raises(FolderError, match=said):
             read_weights(tmp_path / name)

@@ -109,7 +109,6 @@ def change(folder, by):
     """Changes study.json as a stranger would."""
     file = Path(str(folder)) / "study.json"
     metadata = json.loads(file.read_text())
-    metadata.pop("crc32", None)
     by(metadata)
     file.write_text(json.dumps(metadata))
 
@@ -173,17 +172,14 @@ def test_streams_that_missed_the_target_or_met_it_at_once_are_counted(make, tmp_
     "change",
     [
         *({"scores": 1}, {"outcome": "won"}, {"number": 7}, {"values": [5.0]}),
-        *({"point": 3}, None),
+        {"point": 3},
     ],
 )
 def test_a_damaged_file_of_trials_is_refused(make, tmp_path, change):
     folder = make()
     path = tmp_path / "a/trials/baseline.search-0.json"
-    text = path.read_text().replace("0.0099", "0.0098", 1)  # A flipped bit.
-    if change:
-        rows = [asdict(trial(0, 100)) | change]
-        text = json.dumps({"made_of": "", "trials": rows})
-    path.write_text(text)
+    rows = [asdict(trial(0, 100)) | change]
+    path.write_text(json.dumps({"made_of": "", "trials": rows}))
     with pytest.raises(StudyError, match=r"baseline\.search-0\.json"):
         read_search(folder)
 
@@ -192,7 +188,7 @@ def test_a_damaged_file_of_trials_is_refused(make, tmp_path, change):
     ("by", "said"),
     [
         (lambda m: m["search"].update(repeats=10**12), "'search.repeats' is 100000000"),
-        (lambda m: m.update(arms=["../../x"]), "'..' is no name of something in"),
+        (lambda m: m.update(arms=["../../x"]), "its arms are no names"),
         (lambda m: m.update(falsifiers=[{"says": "so"}]), "falsifiers, it lacks 'arm'"),
         (lambda m: m.update(paper={"spread": "0"}), "'paper.spread' is no number"),
         (lambda m: m["base_config"].update(batch_size=0), "batch_size' is below 1"),

@@ -93,6 +93,7 @@ def test_what_does_not_compare_is_refused(tmp_path, facts, message):
         ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
         ("study.json", {"arms": "arm"}, r"study\.json is damaged: 'arms' is 'arm'"),
         ("study.json", {"arms": [3]}, "its arms are no names"),
+        ("study.json", {"arms": ["../a"]}, "its arms are no names"),
         ("metrics.jsonl", '{"kind": "eval"\n', r"metrics\.jsonl, line 7, is damaged"),
         ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
         ("metrics.jsonl", None, r"set --config\.eval_every below"),

@@ -16,8 +16,8 @@ from tiny_workload import ADAPTIVE, STOCHASTIC, make_workload, rows_of, run, tin
 import echo_jax as ej
 from echo_jax.config import BatchSpec, RunSpec, check_config
 from echo_jax.training import next_group
+from echo_jax.training.arrays import make_mesh
 from echo_jax.training.feeds import check_echo, open_feed
-from echo_jax.training.processes import make_mesh
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 

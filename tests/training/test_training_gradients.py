@@ -24,8 +24,8 @@ from tiny_workload import (
 
 from echo_jax.config import RunSpec
 from echo_jax.models import GhostBatchNorm, normalise
+from echo_jax.training.arrays import make_mesh
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.processes import make_mesh
 from echo_jax.training.update import SplitGradient, gradient_noise_scale, whole_gradient
 from echo_jax.training.xla import collectives
 from echo_jax.workloads import Task

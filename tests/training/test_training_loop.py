@@ -28,10 +28,10 @@ from tiny_workload import (
 import echo_jax as ej
 from echo_jax import runs
 from echo_jax.config import RunSpec
-from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
+from echo_jax.files import FolderInUseError, FolderLock, run_folder
 from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
+from echo_jax.training.arrays import make_mesh, param_shardings
 from echo_jax.training.loop import train_checked
-from echo_jax.training.processes import make_mesh, param_shardings
 from echo_jax.training.saving import params_sha256
 from echo_jax.training.start import check_start
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 def test_a_run_leaves_what_its_readers_need(tmp_path):
     summary = run(tmp_path, echo__factor=2.5, updates=12)
     written, saved, environment = (
-        unseal(json.loads((tmp_path / f"{name}.json").read_text()))
+        json.loads((tmp_path / f"{name}.json").read_text())
         for name in ("summary", "config", "environment")
     )
     assert written == summary
@@ -125,12 +125,12 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
         def check(self):
             self.calls += 1
             if self.calls == 3:
-                raise FolderInUseError("taken over")
+                raise FolderInUseError(folder / ".lock", "another process")
 
     config, folder = RunSpec.of(tiny_config(updates=100)), run_folder(tmp_path)
     workload = make_workload(config)
     compiled = check_start(config, workload, folder)
-    with pytest.raises(FolderInUseError, match="taken over"):
+    with pytest.raises(FolderInUseError, match="in use by another process"):
         train_checked(config, workload, folder, compiled, Lost())
     assert not (tmp_path / "summary.json").exists()
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))

@@ -102,7 +102,6 @@ def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
     [
         *(b"{", b"[]", b'{"kind": "train"}', b"\xff"),
         b'{"kind": "train", "updates": "3"}',
-        b'{"kind": "train", "updates": 3, "crc32": "00000000"}',
     ],
 )
 def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
@@ -207,22 +206,10 @@ def test_wandb_without_a_login_is_refused_at_once(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=f"run/{name} is a link where a folder belon"):
-        logged(tmp_path / "run", 2, name)
-    assert not [*(tmp_path / "elsewhere").iterdir()]
-
-
 def test_what_is_done_again_is_shown_once(tmp_path):
     logged(tmp_path, 4, "tensorboard")
     # As after a kill: the last checkpoint is that of update 2.
     shutil.rmtree(tmp_path / "checkpoints" / "4")
-    (tmp_path / "checkpoints" / "4.sums.json").unlink(missing_ok=True)
     (tmp_path / "summary.json").unlink()
     logged(tmp_path, 4, "tensorboard")
     assert [*read(tmp_path)["train/loss"]] == [1, 2, 3, 4]

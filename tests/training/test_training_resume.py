@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -143,10 +144,10 @@ def test_a_full_disk_names_the_file_and_the_same_command_goes_on(
 ):
     folder = tmp_path / "made" / "run"
     with pytest.MonkeyPatch.context() as patch:
-        fill_at(number, name, patch.setattr)
+        fill_at(number, name, partial(patch.setattr, raising=False))
         with pytest.raises(OSError) as caught:
             run(folder, **LOGGED, **options)
-    assert f"/{name} cannot be written: {FULL} (" in sentence(caught.value)
+    assert f"/{name}: {FULL}; free some space, and the" in sentence(caught.value)
     summary = run(folder, **LOGGED, **options)
     assert summary["updates"] == 12
     assert len(rows_of(folder)) == 6 + 3

@@ -228,7 +228,7 @@ def test_a_diverged_arm_is_trained_again_only_if_its_record_is_damaged(
     assert not (diverged / "hot" / "summary.json").exists()
     record, rows = (diverged / "hot" / n for n in ("diverged.json", "metrics.jsonl"))
     whole, before = record.read_text(), rows.read_bytes()
-    for content, is_trained in ((whole, False), (whole.replace(": 2,", ": 3,"), True)):
+    for content, is_trained in ((whole, False), (whole[:-9], True)):
         record.write_text(content)
         runs.run_study(study(), diverged)
         assert "hot diverged at update 2: the study marks" in capsys.readouterr().out

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
-from echo_jax.data.prepare.job import OnProgress, PrepareError, Progress
-from echo_jax.files.compressed import (
+from echo_jax.data.compressed import (
     DAMAGED,
     PACKED_SUFFIXES,
     ForwardReader,
     unpacked_chunks,
 )
+from echo_jax.data.prepare.job import OnProgress, PrepareError, Progress
 
 _MAX_NAME_CHARS = 1024
 _MAX_KINDS = 20

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from echo_jax.data.plain_text import read_text
 from echo_jax.data.prepare.archives import (
     Entry,
     Files,
@@ -22,7 +23,6 @@ from echo_jax.data.prepare.archives import (
 )
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import PrepareError
-from echo_jax.files.plain_text import read_text
 
 CLASSES = ("auto", "first", "last")
 """What may name a class, beside a list of files."""

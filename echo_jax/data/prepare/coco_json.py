@@ -12,11 +12,11 @@ from typing import Any
 import ijson
 import numpy as np
 
+from echo_jax.data.compressed import DAMAGED, unpacked_chunks
+from echo_jax.data.plain_text import text_chunks
 from echo_jax.data.prepare.archives import ZipFiles, plain_name, whole
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.job import PrepareError
-from echo_jax.files.compressed import DAMAGED, unpacked_chunks
-from echo_jax.files.plain_text import text_chunks
 
 _MAX_JSON_BYTES = 4 * 1024**3
 # Memory over file size: up to 30 for a plain file, and seldom 100 for a packed file. It

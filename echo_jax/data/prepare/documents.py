@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.data.compressed import unpacked_chunks
+from echo_jax.data.plain_text import text_chunks
 from echo_jax.data.prepare.job import ordered_map
 from echo_jax.data.prepare.tokenizer import Tokenizer, token_dtype
 from echo_jax.data.sources.prepared import pack
-from echo_jax.files.compressed import unpacked_chunks
-from echo_jax.files.plain_text import text_chunks
 
 _PIECE_CHARS = 64 * 1024
 # The counts of a `BlockStream`, with tokens that end documents and bytes between them.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from echo_jax.data.compressed import PACKED_SUFFIXES
 from echo_jax.data.prepare.archives import (
     Entry,
     Files,
@@ -22,7 +23,6 @@ from echo_jax.data.prepare.archives import (
     whole,
 )
 from echo_jax.data.prepare.job import OnProgress, PrepareError
-from echo_jax.files.compressed import PACKED_SUFFIXES
 
 _ARCHIVES = (
     ".zip",

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echo_jax.data.compressed import DAMAGED, UnpackError, unpacked_chunks
+from echo_jax.data.plain_text import READ_AS, EncodingError, text_chunks
 from echo_jax.data.prepare.archives import counted, file_metadata
 from echo_jax.data.prepare.documents import DOCUMENTS, BlockStream, Piece, cut, pieces
 from echo_jax.data.prepare.files import open_files, several_splits, split_folders
@@ -37,9 +39,7 @@ from echo_jax.data.prepare.tokenizer import (
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.data.sources.shard_files import TOO_MANY_FILES
 from echo_jax.data.sources.text import structured_ending
-from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.files.folders import typed_path
-from echo_jax.files.plain_text import READ_AS, EncodingError, text_chunks
 
 _TOKENIZERS = ("sentencepiece", "bytes")
 _STRUCTURED = "read as plain text, with their braces, commas and names of fields"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from array_record.python.array_record_module import ArrayRecordWriter
+from etils import epath
 
 from echo_jax.data.prepare.job import OnProgress, PrepareError
 from echo_jax.data.sources.prepared import (
@@ -23,12 +24,11 @@ from echo_jax.data.sources.prepared import (
     count_records,
     read_info,
 )
-from echo_jax.files.folders import RunPath, run_folder, typed_path
+from echo_jax.files.folders import remove_unfinished, run_folder, typed_path, write
 from echo_jax.files.json_files import (
     DamagedFileError,
     read_if_whole,
     read_json,
-    seal,
     write_json,
 )
 from echo_jax.files.lock import LOCK_NAME, FolderLock
@@ -50,7 +50,7 @@ class Workspace:
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)
         self._on_progress = on_progress
-        self._lock = FolderLock(run_folder(out), on_wait=on_progress)
+        self._lock = FolderLock(run_folder(out))
         # Shards and files that this run has already compared or written.
         self._plan: dict[str, Any] = {}
         self._notes: dict[tuple[str, int], dict[str, Any]] = {}
@@ -69,11 +69,8 @@ class Workspace:
             )
         self._lock.__enter__()
         try:
-            run_folder(self._out).remove_unfinished()
-            # Neither the folder nor its content may be a link to another place.
-            work = run_folder(self._out) / _WORK_FOLDER
-            work.mkdir()
-            work.for_others()
+            remove_unfinished(run_folder(self._out))
+            self._work.mkdir(exist_ok=True)
             self._check_options()
         except BaseException:
             self._lock.__exit__()
@@ -153,7 +150,7 @@ class Workspace:
 
     def write_file(self, name: str, content: bytes) -> None:
         """Writes a file beside the shards."""
-        self._inside(name).write(content)
+        write(self._inside(name), content)
         self._files[name] = _size_and_hash_of(content)
         write_json(self._inside(f"{name}.json"), self._files[name])
 
@@ -183,12 +180,12 @@ class Workspace:
             if path.exists():
                 path.replace(self._out / name)
         whole = {"format": FORMAT, **info, "splits": about, "files": beside}
-        text = json.dumps(seal(whole | self._plan), indent=2, ensure_ascii=False)
-        (run_folder(self._out) / DATASET_FILE).write(f"{text}\n")
+        text = json.dumps(whole | self._plan, indent=2, ensure_ascii=False)
+        write(run_folder(self._out) / DATASET_FILE, f"{text}\n")
         shutil.rmtree(self._work)
         return read_info(self._out)
 
-    def _inside(self, name: str) -> RunPath:
+    def _inside(self, name: str) -> epath.Path:
         return run_folder(self._out) / _WORK_FOLDER / name
 
     def _shard_path(self, split: str, number: int) -> Path:
@@ -259,7 +256,7 @@ class Workspace:
 
 
 def _size_and_hash(path: Path) -> dict[str, Any]:
-    with (run_folder(path.parent) / path.name).open_file() as stream:
+    with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         os.fsync(stream.fileno())
         return {"bytes": stream.tell(), "sha256": digest}

@@ -15,9 +15,10 @@ from typing import Any, SupportsIndex, cast
 
 import msgpack
 from array_record.python.array_record_module import ArrayRecordReader
+from etils import epath
 
 from echo_jax.data.sources.shard_files import ShardRecords, too_many_files
-from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
+from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError, read_json
 
 DATASET_FILE = "dataset.json"
@@ -48,7 +49,7 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
 
     Raises:
       PreparedError: The folder is unfinished or of another format, it lacks the
-        split, or a shard is missing, a link, or of another size.
+        split, or a shard is missing, or of another size.
 
     Example:
       >>> records = open_prepared("data/cifar10", "train")
@@ -76,7 +77,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
     Raises:
       PreparedError: The folder is unfinished or of another format, or a file is
-        missing, a link, or of another size than when it was written.
+        missing, or of another size than when it was written.
     """
     folder = typed_path(folder)
     path = run_folder(folder) / DATASET_FILE
@@ -161,7 +162,7 @@ class Prepared:
         for file in self.info.get("files", []):
             if file["file"] == name:
                 path = run_folder(self.folder) / name
-                content = path.read_bytes(file["bytes"])
+                content = path.read_bytes()
                 _check_hash(path, hashlib.sha256(content).hexdigest(), file)
                 return content
         raise PreparedError(f"{str(self.folder)!r} has no file {name!r}. {_AGAIN}")
@@ -194,7 +195,7 @@ def verify(folder: str | Path) -> int:
     files = _files(read_info(folder))
     for file in files:
         path = run_folder(folder) / file["file"]
-        with path.open_file() as stream:
+        with open(path, "rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         _check_hash(path, found, file)
         if "examples" in file and (number := count_records(path)) != file["examples"]:
@@ -268,14 +269,8 @@ def _check_file(folder: Path, file: dict[str, Any]) -> None:
     name = file["file"]
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"file {name!r} lies outside of the folder")
-    path = run_folder(folder) / name
-    try:
-        with path.open_file() as stream:
-            size = os.fstat(stream.fileno()).st_size
-    except FileNotFoundError:
-        size = None
-    except FolderError as error:
-        raise PreparedError(f"{error}. {_AGAIN}") from error
+    path = folder / name
+    size = path.stat().st_size if path.is_file() else None
     if size != file["bytes"]:
         raise PreparedError(
             f"{str(path)!r} is {'missing' if size is None else f'{size} bytes long'}; "
@@ -283,7 +278,7 @@ def _check_file(folder: Path, file: dict[str, Any]) -> None:
         )
 
 
-def _check_hash(path: RunPath, found: str, file: Mapping[str, Any]) -> None:
+def _check_hash(path: epath.Path, found: str, file: Mapping[str, Any]) -> None:
     if found != file["sha256"]:
         raise PreparedError(
             f"{str(path)!r} has the hash {found}, and was written with "

@@ -16,8 +16,8 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from echo_jax.files.folders import FolderError, run_folder, typed_path
-from echo_jax.files.plain_text import EncodingError, read_text
+from echo_jax.data.plain_text import EncodingError, read_text
+from echo_jax.files.folders import typed_path
 
 _SPLITS = ("train", "validation", "valid", "val", "test")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -137,17 +137,20 @@ def _too_many(pattern: str) -> ValueError:
     )
 
 
-# A link is not followed, because its target would appear wherever classes are named.
 def read_classes(folder: Path) -> list[str] | None:
     """Returns the lines of a folder's ``classes.txt``, in label order, or None."""
-    path = run_folder(folder) / "classes.txt"
-    try:
-        return read_text(path.read_bytes(_MAX_CLASSES_BYTES)).splitlines()
-    except FileNotFoundError:
+    path = folder / "classes.txt"
+    if not os.path.lexists(path):
         return None
-    except FolderError as error:
-        most = f"put a file of at most {_MAX_CLASSES_BYTES} bytes there"
-        raise ValueError(f"{error}; {most}.") from error
+    # The target of a link would appear wherever classes are named.
+    is_file = path.is_file() and not path.is_symlink()
+    if not is_file or path.stat().st_size > _MAX_CLASSES_BYTES:
+        raise ValueError(
+            f"{str(path)!r} is a link, no file, or too large; put a file of at most "
+            f"{_MAX_CLASSES_BYTES} bytes there."
+        )
+    try:
+        return read_text(path.read_bytes()).splitlines()
     except EncodingError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error}.") from error
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.files.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
+from echo_jax.data.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
+from echo_jax.data.plain_text import EncodingError, text_chunks
 from echo_jax.files.folders import typed_path
-from echo_jax.files.plain_text import EncodingError, text_chunks
 
 MAX_TEXT_BYTES = 2 * 1024**3
 """Largest corpus, in bytes after decompression: it is held in memory."""

@@ -17,8 +17,8 @@ from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
 from echo_jax.echo.spec import AnySpec
+from echo_jax.training.arrays import put
 from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.processes.distributed import put
 from echo_jax.workloads.base import Augment, Batch
 
 # A different stream from those that the host's pipeline derives from the seed.
@@ -153,9 +153,6 @@ class DeviceEchoFeed:
             {"plan": plan, "skip": own["skip"], "upstream": upstream}
             for plan, upstream in zip(plans, own["upstream"], strict=True)
         ]
-
-    def state_before_take(self) -> None:
-        """Returns None: `get_state` works after an interrupted `take`."""
 
     def set_state(self, state: list[Any]) -> None:
         self._feed.set_state(

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
 from echo_jax.echo.decision_log import DecisionLog, log_of
-from echo_jax.training.processes.distributed import put
-from echo_jax.training.processes.sharding import group_sharding, replicated
+from echo_jax.training.arrays import group_sharding, put, replicated
 from echo_jax.workloads.base import Batch
 
 # Smaller inputs are sent by the call that uses them, which saves two thirds of the
@@ -72,8 +71,6 @@ class Feed(Protocol):
     def hold(self, num_updates: int) -> Any: ...
     # Returns plain data for `set_state`, one item for each shard.
     def get_state(self) -> list[Any]: ...
-    # Returns `get_state` quickly; None if that works after an interruption.
-    def state_before_take(self) -> list[Any] | None: ...
     # Continues as the feed that gave the state would have.
     def set_state(self, state: list[Any]) -> None: ...
     # Stops reading ahead.
@@ -193,9 +190,6 @@ class HostFeed:
 
     def get_state(self) -> list[Any]:
         return self._batches.get_state()
-
-    # Asked before each `take`, because a `take` may end in the middle of a batch.
-    state_before_take = get_state
 
     def set_state(self, state: list[Any]) -> None:
         self._batches.set_state(state)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.config.batch import BatchSpec
+from echo_jax.config.specs import BatchSpec
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training.feeds.feed import Batching, Feed
 
@@ -85,15 +85,7 @@ class GrowingFeed:
 
     def get_state(self) -> list[Any]:
         is_inside = self._growth.number(self._updates) > 0
-        return self._with_updates(self._before if is_inside else self._feed.get_state())
-
-    def state_before_take(self) -> list[Any] | None:
-        if self._growth.number(self._updates):
-            return self.get_state()
-        state = self._feed.state_before_take()
-        return None if state is None else self._with_updates(state)
-
-    def _with_updates(self, state: list[Any]) -> list[Any]:
+        state = self._before if is_inside else self._feed.get_state()
         return [{"feed": each, "updates": self._updates} for each in state]
 
     def set_state(self, state: list[Any]) -> None:

@@ -17,11 +17,11 @@ from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
+from echo_jax.training.arrays import make_mesh
 from echo_jax.training.feeds.device_feed import DeviceEchoFeed, count_lanes
 from echo_jax.training.feeds.feed import Feed, HostFeed, JoinedBatches
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import take_sample
-from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.update.gradients import examples_at_once
 from echo_jax.workloads.base import Batch, Workload
 

@@ -1,13 +1,5 @@
-"""Devices and processes: identity, array placement, and a common end."""
+"""The processes of a run: identity, common decisions, signals and waits."""
 
 from echo_jax.lazy import door
 
-__getattr__ = door(
-    __name__,
-    {
-        "distributed": ["connected"],
-        "peers": ["Peers"],
-        "sharding": ["make_mesh", "param_shardings", "put_batch"],
-        "watchdog": ["Watchdog"],
-    },
-)
+__getattr__ = door(__name__, {"distributed": ["connected"], "watchdog": ["Watchdog"]})

@@ -12,28 +12,22 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
 
 from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import DataShard
-from echo_jax.terminal import ending
 from echo_jax.terminal.notes import Notes
 from echo_jax.terminal.printable import printable
-from echo_jax.training.processes import peers
 from echo_jax.training.processes.interrupt import Interrupted
 
 # Longer than the first process checks whether a run folder is free.
 _WAIT_FOR_ALL_MS = 600_000
-# Longer than `peers` needs: jax's runtime notices a lost process later and names it
-# less clearly. Half of this may pass between two of its signs.
-_HEARTBEAT_TIMEOUT_S = 200
 # What jax goes by, of Slurm, Open MPI, Kubernetes and its own.
 _OF_CLUSTERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 _OF_CLUSTERS += ("OMPI_COMM_WORLD_", "KUBERNETES_SERVICE_HOST", "JAX_COORDINATOR_")
@@ -45,24 +39,20 @@ _Arrays = TypeVar("_Arrays")
 def connected(config: RunSpec) -> Iterator[None]:
     """Connects the processes of a run; enter it before any use of a device."""
     _initialize(config)
-    with peers.joined():
-        try:
-            yield
-        except BaseException as error:
-            # After an error the others wait for this process, and jax would wait for
-            # them for ever. So it tells them, and ends without waiting.
-            all_stop = isinstance(error, Interrupted) and not peers.here().has_ended
-            if jax.distributed.is_initialized() and not all_stop:
-                peers.here().fail(error)
-                # Runs once the others know, and before jax's own exit handlers.
-                atexit.register(_leave, getattr(error, "exit_code", 1))
-            raise
+    try:
+        yield
+    except BaseException as error:
+        # The others do not come to the barrier of a normal exit: they train on until
+        # jax's runtime misses this process. After a signal all stop together.
+        if jax.distributed.is_initialized() and not isinstance(error, Interrupted):
+            # Runs before jax's own exit handlers.
+            atexit.register(_leave, getattr(error, "exit_code", 1))
+        raise
 
 
 def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    peers.here().leave_ended()
     os._exit(status)
 
 
@@ -82,13 +72,9 @@ def _initialize(config: RunSpec) -> None:
         return
     run = printable(" ".join(f"{name}={x}" for name, x in sorted(found.items())))
     late = f"the other processes of {run} have not come; {fix}"
-    if ending.owns_process():  # After 300 s jax aborts.
-        ending.before_abort(lambda: ending.end(peers.LOST, late, resumes=True))
     with Notes().slow(f"waiting: {late}"):
         try:
-            jax.distributed.initialize(
-                **given, heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S
-            )
+            jax.distributed.initialize(**given)
         except (KeyError, RuntimeError, ValueError) as error:
             # Without a cluster, jax names the missing argument. A program that has
             # used jax already, such as a test of a command, is alone.
@@ -97,9 +83,6 @@ def _initialize(config: RunSpec) -> None:
                 kind = RuntimeError if isinstance(error, RuntimeError) else ValueError
                 what = f"the processes of {run} cannot be connected: {error}"
                 raise kind(f"{what}; correct that and {fix}") from error
-        finally:
-            if ending.owns_process():
-                ending.before_abort(bool)  # does nothing
 
 
 def _num_tasks(text: str) -> int | None:
@@ -108,6 +91,11 @@ def _num_tasks(text: str) -> int | None:
     if text.isdecimal() or not re.fullmatch(f"{one}(?:,{one})*", text):
         return None
     return sum(int(n) * int(times or 1) for n, times in re.findall(one, text))
+
+
+def is_alone() -> bool:
+    """Whether this process is not connected with others; asks for no devices."""
+    return not jax.distributed.is_initialized()
 
 
 def is_main_process() -> bool:
@@ -160,39 +148,3 @@ def wait_for_all(what: str) -> None:
     ocp.multihost.get_barrier_sync_fn()(
         key=f"echo_jax_{what}", timeout_ms=_WAIT_FOR_ALL_MS
     )
-
-
-def put(tree: Any, sharding: Any) -> Any:
-    """Starts the transfer of host arrays, each process' part, to all devices."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-
-    def send(x: Any, sharding: Sharding) -> jax.Array:
-        if isinstance(x, jax.Array):  # It is on the devices already.
-            return x
-        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
-
-    # One sharding may apply to a whole subtree.
-    shardings = jax.tree.map(lambda s, t: jax.tree.map(lambda _: s, t), sharding, tree)
-    return jax.tree.map(send, tree, shardings)
-
-
-def call_with_host_arrays(function: Callable[..., _Arrays], *args: Any) -> _Arrays:
-    """Calls a jax function whose arguments may be arrays of the host."""
-    # Arrays that cross with the call take less time than `put`.
-    with jax.transfer_guard_host_to_device("allow"):
-        return function(*args)
-
-
-def replicate(make: Callable[[], _Arrays], sharding: Sharding) -> _Arrays:
-    """Returns the pytree of a pure function on all devices, replicated."""
-    if jax.process_count() == 1:
-        return jax.device_put(call_with_host_arrays(make), sharding)
-    return jax.jit(make, out_shardings=sharding)()
-
-
-def fetch_global(array: jax.Array) -> np.ndarray:
-    """Returns a whole array on the host; all processes have to call it."""
-    if jax.process_count() == 1 or array.is_fully_replicated:
-        return np.asarray(jax.device_get(array))
-    return multihost_utils.process_allgather(array, tiled=True)

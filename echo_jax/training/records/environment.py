@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 from flax.traverse_util import flatten_dict
 
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import plain, read_if_whole, read_json, write_json
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.processes.distributed import (
@@ -74,14 +74,14 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def lock_workdir(workdir: RunPath) -> Iterator[FolderLock]:
+def lock_workdir(workdir: epath.Path) -> Iterator[FolderLock]:
     """Locks a run folder in the first process; the others wait for it."""
     with FolderLock(*[workdir] if is_main_process() else []) as lock:
         wait_for_all("lock_workdir")
         yield lock
 
 
-def check_shared(workdir: RunPath) -> None:
+def check_shared(workdir: epath.Path) -> None:
     """Raises if a process does not see the folder that the first one has claimed."""
     # The others look for the folder after the first process has made it.
     all_gather(None)
@@ -93,16 +93,16 @@ def check_shared(workdir: RunPath) -> None:
         )
 
 
-def claim_workdir(workdir: RunPath, config: RunSpec) -> None:
+def claim_workdir(workdir: epath.Path, config: RunSpec) -> None:
     """Makes a run folder, and writes ``config.json`` into it."""
     new = _own_fields(config)
     if new != read_json(workdir / "config.json"):
-        workdir.mkdir()
+        workdir.mkdir(parents=True, exist_ok=True)
         write_json(workdir / "config.json", new)
 
 
 def check_workdir(
-    workdir: RunPath, config: RunSpec, metadata: Mapping[str, Any] | None = None
+    workdir: epath.Path, config: RunSpec, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Raises if the folder holds a run of another config; its data may have moved."""
     old = read_json(workdir / "config.json", {})
@@ -132,14 +132,14 @@ def check_workdir(
         )
 
 
-def _has_saved(workdir: RunPath) -> bool:
-    checkpoints = (workdir / "checkpoints").for_others()
+def _has_saved(workdir: epath.Path) -> bool:
+    checkpoints = workdir / "checkpoints"
     return checkpoints.is_dir() and any(
         each.name.isdigit() for each in checkpoints.iterdir()
     )
 
 
-def check_replicas(workdir: RunPath, replicas: int) -> None:
+def check_replicas(workdir: epath.Path, replicas: int) -> None:
     """Raises if the run was begun with another number of replicas (devices)."""
     before = (read_json(workdir / "environment.json") or {}).get("replicas", replicas)
     if before != replicas and _has_saved(workdir):
@@ -150,7 +150,7 @@ def check_replicas(workdir: RunPath, replicas: int) -> None:
         )
 
 
-def _has_moved(workdir: RunPath, metadata: Mapping[str, Any] | None) -> bool:
+def _has_moved(workdir: epath.Path, metadata: Mapping[str, Any] | None) -> bool:
     """Returns whether this is the data of the folder's run, by its hashes."""
     known = (read_if_whole(workdir / "environment.json") or {}).get("workload")
     return any(_hashes(metadata or {})) and is_same_data(known, metadata)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
+from echo_jax.files.folders import is_in_bucket
 from echo_jax.training.processes.distributed import is_main_process
 
 
@@ -19,10 +20,10 @@ from echo_jax.training.processes.distributed import is_main_process
 class _TensorBoard:
     """Event files in ``WORKDIR/tensorboard``, written without TensorFlow."""
 
-    def __init__(self, workdir: RunPath, config: RunSpec, resumed_from: int):
+    def __init__(self, workdir: epath.Path, config: RunSpec, resumed_from: int):
         from tensorboardX import SummaryWriter
 
-        folder = (workdir / "tensorboard").for_others()
+        folder = workdir / "tensorboard"
         # Logs after the checkpoint are made again, so the old ones are purged.
         # The suffix separates two files that start in the same second.
         self._writer = SummaryWriter(
@@ -53,11 +54,10 @@ class _TensorBoard:
 class _Wandb:
     """A run of Weights & Biases, online or offline, kept in ``WORKDIR/wandb``."""
 
-    def __init__(self, workdir: RunPath, config: RunSpec, resumed_from: int):
+    def __init__(self, workdir: epath.Path, config: RunSpec, resumed_from: int):
         import wandb
 
-        # It may contain links to its own logs, but must not be a link itself.
-        (workdir / "wandb").mkdir()
+        (workdir / "wandb").mkdir(parents=True, exist_ok=True)
         where = os.path.abspath(workdir)
         self._wandb = wandb
         self._run = wandb.init(
@@ -95,7 +95,7 @@ LOGGERS = {"tensorboard": _TensorBoard, "wandb": _Wandb}
 these names in the run folder are what they write."""
 
 
-def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
+def check_loggers(names: Sequence[str], workdir: epath.Path) -> None:
     """Raises if a logger is unknown or not ready, or the folder is in a bucket."""
     for name in names:
         if name not in LOGGERS:
@@ -104,7 +104,7 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
                 f"{', '.join(sorted(LOGGERS))}, such as "
                 "--config.log.to=\"('tensorboard',)\""
             )
-        if workdir.in_bucket:
+        if is_in_bucket(workdir):
             raise ValueError(
                 f"config.log.to={tuple(names)!r} writes into a folder on a disk, and "
                 f"{workdir} is in a bucket; leave it out, and read metrics.jsonl there"
@@ -134,7 +134,7 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
 
 
 def open_loggers(
-    config: RunSpec, workdir: RunPath, resumed_from: int
+    config: RunSpec, workdir: epath.Path, resumed_from: int
 ) -> list[_TensorBoard | _Wandb]:
     """Opens the loggers of ``config.log.to``; resumed_from is 0 at the start."""
     return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]

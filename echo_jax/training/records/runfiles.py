@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
+from echo_jax.files.folders import append, is_in_bucket, write
 from echo_jax.files.json_files import json_line, plain, read_line, write_json
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.records.loggers import open_loggers, scalars_of
@@ -33,7 +34,7 @@ _IMAGES = 16
 _WRITE_EVERY_S = 30.0
 
 
-def write_json_once(path: RunPath, content: Mapping[str, Any]) -> None:
+def write_json_once(path: epath.Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file as `write_json` does, in one process for all."""
     if is_main_process():
         write_json(path, content)
@@ -49,7 +50,7 @@ class MetricsFile:
 
     def __init__(
         self,
-        path: RunPath,
+        path: epath.Path,
         *,
         resumed_from: int | None,
         num_rows: int = 0,
@@ -70,8 +71,8 @@ class MetricsFile:
         self.rows.append(plain(row))
         if not self._writes:
             return
-        if not self._path.in_bucket:
-            self._path.append(json_line(self.rows[-1]))
+        if not is_in_bucket(self._path):
+            append(self._path, json_line(self.rows[-1]))
             return
         self._is_behind = True
         if time.monotonic() >= self._written_s + _WRITE_EVERY_S:
@@ -83,11 +84,13 @@ class MetricsFile:
             self._write()
 
     def _write(self) -> None:
-        self._path.write("".join(map(json_line, self.rows)))
+        write(self._path, "".join(map(json_line, self.rows)))
         self._is_behind, self._written_s = False, time.monotonic()
 
 
-def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[int]]:
+def _rows_until(
+    path: epath.Path, update: int
+) -> tuple[list[dict[str, Any]], list[int]]:
     """Returns the rows up to an update, and the numbers of damaged lines."""
     if not path.exists():
         return [], []
@@ -120,7 +123,7 @@ class RunLog:
         self,
         config: RunSpec,
         workload: Workload,
-        workdir: RunPath,
+        workdir: epath.Path,
         restored: Restored | None,
         progress: Progress,
     ):

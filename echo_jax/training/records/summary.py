@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from etils import epath
+
 from echo_jax.config.run import RunSpec
-from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_if_whole, write_json
 from echo_jax.training.measure import Rates
 from echo_jax.training.records.metrics import Totals, idle_fraction, train_metrics
@@ -94,7 +95,7 @@ _DECIDES_DIVERGED = {"target": int | float | None, "update": int}
 
 
 def write_diverged(
-    workdir: RunPath, config: RunSpec, workload: Workload, error: NonFiniteLossError
+    workdir: epath.Path, config: RunSpec, workload: Workload, error: NonFiniteLossError
 ) -> None:
     """Records that a run diverged, so that a study does not train it again."""
     rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
@@ -102,7 +103,7 @@ def write_diverged(
     write_json(workdir / _DIVERGED, {**describe_run(config, workload), **facts})
 
 
-def read_diverged(workdir: RunPath, config: RunSpec) -> int | None:
+def read_diverged(workdir: epath.Path, config: RunSpec) -> int | None:
     """Returns the update at which a run diverges; None if it is not known."""
     found = read_if_whole(workdir / _DIVERGED, _DECIDES_DIVERGED)
     # A shorter run, or one to another target, may end before it diverges.

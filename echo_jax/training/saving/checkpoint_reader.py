@@ -15,28 +15,21 @@ import os
 import sys
 import time
 import warnings
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
-from echo_jax.files.folders import RunPath
+from echo_jax.files.folders import is_in_bucket
 from echo_jax.terminal.failures import forget, quiet_libraries
-from echo_jax.training.processes.distributed import (
-    broadcast_from_first,
-    fetch_global,
-    is_main_process,
-)
+from echo_jax.training.arrays import fetch_global
 
 State = TypeVar("State")
 
-# Larger files hold arrays, which have checksums of their own.
-_SUMMED_BYTES = 1 << 18
 # How long the reads in progress take to end after another read failed.
 _READS_END_S = 0.2
 # Odd numbers, so that their multiples differ at all places.
@@ -51,13 +44,13 @@ class CheckpointReader:
     """Reads the whole checkpoints of a folder, also during a run; changes nothing."""
 
     def __init__(
-        self, directory: RunPath, options: ocp.CheckpointManagerOptions | None = None
+        self, directory: epath.Path, options: ocp.CheckpointManagerOptions | None = None
     ):
         self._directory = directory
-        path = directory.for_others()
+        # Orbax takes absolute paths alone.
+        path = directory if is_in_bucket(directory) else os.path.abspath(directory)
         self._manager = ocp.CheckpointManager(
-            path if directory.in_bucket else path.absolute(),
-            options=options or ocp.CheckpointManagerOptions(create=False),
+            path, options=options or ocp.CheckpointManagerOptions(create=False)
         )
 
     def latest(self) -> int | None:
@@ -74,7 +67,7 @@ class CheckpointReader:
         self, update: int, abstract_state: State, *, is_part: bool = False
     ) -> tuple[State, dict[str, Any]]:
         """Reads the state and the host's part of a checkpoint."""
-        where = self._check_files(update)
+        where = self._name(update)
         wanted: Any = ocp.args.StandardRestore(abstract_state)
         if is_part:
             wanted = ocp.args.PyTreeRestore(
@@ -108,51 +101,17 @@ class CheckpointReader:
 
     def shapes(self, update: int) -> dict[str, Any]:
         """Returns a state as nested dicts of objects with ``shape`` and ``dtype``."""
-        where = self._check_files(update)
+        where = self._name(update)
         with _one_sentence(where):
             handler = ocp.PyTreeCheckpointHandler()
             found = handler.metadata(self._manager.directory / str(update) / "state")
         return found.tree
 
-    def _check_files(self, update: int) -> str:
-        """Returns a checkpoint's name for errors, if its files are as saved."""
-        where = f"the checkpoint of update {update} in {self._directory}"
-        differing = broadcast_from_first(
-            self._differing_files(update) if is_main_process() else []
-        )
-        if differing:
-            raise DamagedCheckpointError(
-                f"{where} is damaged: {differing[0]} is not what was saved"
-            )
-        return where
-
     def close(self) -> None:
         self._manager.close()
 
-    def _differing_files(self, update: int) -> list[str]:
-        try:
-            content = json.loads(self._sums_of(update).read_text())
-            is_whole = content.pop("sha256") == sha256_of(content)
-            saved = content["files"] if is_whole else {}
-        except (AttributeError, KeyError, OSError, TypeError, ValueError):
-            return []
-        if not saved:
-            return []
-        found = self._file_sums(update)
-        names = sorted(saved.keys() | found.keys())
-        return [name for name in names if saved.get(name) != found.get(name)]
-
-    def _file_sums(self, update: int) -> dict[str, str]:
-        """Returns the size of each file, and the CRC-32 of small ones, by path."""
-        folder = str(Path(self._directory / str(update)))
-        return {
-            os.path.relpath(path, folder): _sum(path)
-            for within, _, names in os.walk(folder)
-            for path in [os.path.join(within, name) for name in names]
-        }
-
-    def _sums_of(self, update: int | str) -> RunPath:
-        return self._directory / f"{update}.sums.json"
+    def _name(self, update: int) -> str:
+        return f"the checkpoint of update {update} in {self._directory}"
 
 
 @contextlib.contextmanager
@@ -182,14 +141,6 @@ def _one_sentence(where: str) -> Iterator[None]:
         sys.unraisablehook = hook
         for each in kept:
             hook(each)
-
-
-def _sum(path: str) -> str:
-    size = os.stat(path).st_size
-    if size > _SUMMED_BYTES:
-        return str(size)
-    with open(path, "rb") as file:
-        return f"{size}:{zlib.crc32(file.read()):08x}"
 
 
 def sha256_of(content: Any) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+from etils import epath
 from flax import struct
 
-from echo_jax.files.folders import RunPath
+from echo_jax.files.folders import is_name, write
 from echo_jax.files.json_files import DamagedFileError, read_json, write_json
-from echo_jax.training.processes.distributed import call_with_host_arrays
+from echo_jax.training.arrays import call_with_host_arrays
 from echo_jax.workloads.base import Task, Workload
 
 MODEL_FILE, TASK_FILE = "model.txt", "task.json"
@@ -59,9 +60,9 @@ def size_of(params: Any) -> str:
     return f"{total:,} parameters in {len(leaves)} arrays: {named}{more}"
 
 
-def write_table(workdir: RunPath, task: Task) -> None:
+def write_table(workdir: epath.Path, task: Task) -> None:
     """Writes a readable table of the model's layers to ``model.txt``."""
-    (workdir / MODEL_FILE).write(_table(task))
+    write(workdir / MODEL_FILE, _table(task))
 
 
 # The cache is by value, because the trials of a search have equal tasks.
@@ -77,15 +78,15 @@ class SavedTask(NamedTuple):
     files: dict[str, bytes]
 
 
-def write_task(workdir: RunPath, workload: Workload) -> None:
+def write_task(workdir: epath.Path, workload: Workload) -> None:
     """Writes ``task.json`` and the task's files to the run folder."""
     for name, content in workload.task_files.items():
-        (workdir / name).write(content)
+        write(workdir / name, content)
     hashes = {name: _sha256(content) for name, content in workload.task_files.items()}
     write_json(workdir / TASK_FILE, {"info": dict(workload.task_info), "files": hashes})
 
 
-def read_task(workdir: RunPath) -> SavedTask:
+def read_task(workdir: epath.Path) -> SavedTask:
     """Reads the task of a run folder; raises if a file differs from the written one."""
     path = workdir / TASK_FILE
     content = read_json(path, {"info": dict, "files": dict})
@@ -97,6 +98,8 @@ def read_task(workdir: RunPath) -> SavedTask:
         )
     files = {}
     for name, wanted in content["files"].items():
+        if not is_name(name):
+            raise DamagedFileError(path, f"{name!r} is no name of a file")
         try:
             files[name] = (workdir / name).read_bytes()
         except FileNotFoundError as error:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import struct, traverse_util
 
-from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.folders import FolderError, run_folder
 from echo_jax.training.saving.checkpoint_reader import (
     CheckpointReader,
     DamagedCheckpointError,
@@ -110,7 +111,7 @@ class SavedModel(NamedTuple):
     model: Model
 
 
-def read_model(workdir: RunPath, update: int | None = None) -> SavedModel:
+def read_model(workdir: epath.Path, update: int | None = None) -> SavedModel:
     """Reads the model of a run, by default of its newest undamaged checkpoint."""
     if not (workdir / "checkpoints").exists():
         raise ValueError(f"{workdir} holds no checkpoint yet; train it for longer")
@@ -122,7 +123,7 @@ def read_model(workdir: RunPath, update: int | None = None) -> SavedModel:
 
 
 def _restore(
-    reader: CheckpointReader, folder: RunPath, wanted: int | None
+    reader: CheckpointReader, folder: epath.Path, wanted: int | None
 ) -> SavedModel:
     there = reader.updates()
     if not there:

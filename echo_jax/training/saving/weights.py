@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from etils import epath
 from flax import traverse_util
 
-from echo_jax.files.folders import FolderError, RunPath, run_file
-from echo_jax.training.processes.distributed import fetch_global
+from echo_jax.files.folders import FolderError, is_in_bucket, run_file, write
+from echo_jax.training.arrays import fetch_global
 
 SUFFIX = ".safetensors"
 
@@ -44,7 +45,7 @@ def write_weights(
     sums = {name: _sum(array) for name, array in arrays.items()}
     about = {**metadata, _SUMS: sums}
     texts = {name: json.dumps(value) for name, value in about.items()}
-    run_file(path).write(numpy.save(arrays, metadata=texts))
+    write(run_file(path), numpy.save(arrays, metadata=texts))
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -89,15 +90,13 @@ def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
 
 
 @contextlib.contextmanager
-def _on_disk(file: RunPath) -> Iterator[str]:
+def _on_disk(file: epath.Path) -> Iterator[str]:
     """Yields the path of a local file, or of a copy of a bucket's file."""
-    # safetensors reads bfloat16 into NumPy from a file only, not from bytes. It hangs
-    # on a named pipe, so anything but a file is refused before.
-    if not file.in_bucket:
-        # The user's path may be a link.
-        whole = run_file(Path(file).resolve())
-        whole.open_file().close()
-        yield os.fspath(whole)
+    # safetensors reads bfloat16 into NumPy from a file only, not from bytes.
+    if not is_in_bucket(file):
+        if file.exists() and not Path(file).is_file():  # It would wait for a pipe.
+            raise FolderError(f"{str(file)!r} is no file; name one of safetensors")
+        yield os.fspath(file)
         return
     with tempfile.NamedTemporaryFile(suffix=SUFFIX) as copy:
         copy.write(file.read_bytes())

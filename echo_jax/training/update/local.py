@@ -24,8 +24,7 @@ from echo_jax.config.run import RunSpec
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_fetches
 from echo_jax.models.batch_norm import map_norms, merged_statistics
-from echo_jax.training.processes.distributed import fetch_global
-from echo_jax.training.processes.sharding import batch_sharding, replicated
+from echo_jax.training.arrays import batch_sharding, fetch_global, replicated
 from echo_jax.training.saving.model import Model
 from echo_jax.training.update.gradients import (
     mean_of_parts,

@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from echo_jax.config.batch import BatchSpec
 from echo_jax.config.optim import OWN_OPTIMIZERS, SLOW_START_ENDS
 from echo_jax.config.optimizer import optax_factory, optax_schedule
 from echo_jax.config.run import RunSpec
+from echo_jax.config.specs import BatchSpec
 
 Mask = Callable[[Any], Any]
 """Gives for parameters a tree of which are matrices: adapted, and decayed."""

@@ -1,13 +1,14 @@
-"""Where arrays live: the mesh, and the layout of state and batches on it."""
+"""Where arrays live: the mesh, their layout on it, and how they get there and back."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from echo_jax.training.processes.distributed import put
+_Arrays = TypeVar("_Arrays")
 
 # Both axes split the batch; fsdp also splits parameters and optimizer state.
 _AXES = ("data", "fsdp")
@@ -102,3 +103,39 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     # On a CPU the result may share memory with the batch, so nobody may write to
     # either afterwards: a step never donates its batch.
     return put(batch, batch_sharding(mesh))
+
+
+def put(tree: Any, sharding: Any) -> Any:
+    """Starts the transfer of host arrays, each process' part, to all devices."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def send(x: Any, sharding: Sharding) -> jax.Array:
+        if isinstance(x, jax.Array):  # It is on the devices already.
+            return x
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    # One sharding may apply to a whole subtree.
+    shardings = jax.tree.map(lambda s, t: jax.tree.map(lambda _: s, t), sharding, tree)
+    return jax.tree.map(send, tree, shardings)
+
+
+def call_with_host_arrays(function: Callable[..., _Arrays], *args: Any) -> _Arrays:
+    """Calls a jax function whose arguments may be arrays of the host."""
+    # Arrays that cross with the call take less time than `put`.
+    with jax.transfer_guard_host_to_device("allow"):
+        return function(*args)
+
+
+def replicate(make: Callable[[], _Arrays], sharding: Sharding) -> _Arrays:
+    """Returns the pytree of a pure function on all devices, replicated."""
+    if jax.process_count() == 1:
+        return jax.device_put(call_with_host_arrays(make), sharding)
+    return jax.jit(make, out_shardings=sharding)()
+
+
+def fetch_global(array: jax.Array) -> np.ndarray:
+    """Returns a whole array on the host; all processes have to call it."""
+    if jax.process_count() == 1 or array.is_fully_replicated:
+        return np.asarray(jax.device_get(array))
+    return multihost_utils.process_allgather(array, tiled=True)
