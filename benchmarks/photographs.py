@@ -23,6 +23,7 @@ from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.loader import measure_loader
 from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.measure import held_feed, measure_step
+from echo_jax.training.processes import Watchdog
 from echo_jax.workloads import build
 
 _CORES = (16, 2)
@@ -63,7 +64,8 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     workload = build(config)
     compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
-    loader = measure_loader(workload, config)
+    watchdog = Watchdog.of_data(config, print)
+    loader = measure_loader(workload, config, watchdog=watchdog)
     with closing(held_feed(compiled, config, loader)) as feed:
         t_down_s = measure_step(compiled, state, feed)
     ratio, sample = loader.t_up_s / t_down_s, loader.sample

@@ -36,7 +36,7 @@ from echo_jax.terminal.notes import Notes
 from echo_jax.training.loop import train_checked
 from echo_jax.training.probe import probe_config
 from echo_jax.training.processes import distributed
-from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
+from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.window import NonFiniteLossError
@@ -177,11 +177,12 @@ def run_study(
 def _run_arms(
     config: Config, arms: Mapping[str, RunSpec], workdir: epath.Path, lock: FolderLock
 ) -> None:
+    note = Notes().note
     with errors_of_the_config():
         _refuse_other_study(workdir, is_searched=False)
         calibration = kept_calibration(config, workdir)
     if calibration is None:
-        calibration = calibrate_storage(config, say=print)
+        calibration = calibrate_storage(config, say=note)
     storage = config.base.data.storage.to_dict()
     if calibration:
         storage["latency_s"] = calibration["latency_s"]
@@ -193,11 +194,11 @@ def _run_arms(
             check_workdir(workdir / name, arm)
     _write_study(config, workdir, calibration, storage)
     for number, (name, arm) in enumerate(arms.items(), start=1):
-        print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
+        note(f"variant {number} of {len(arms)}: {name}")
         lock.check()
         update = train_arm(arm, workdir / name, lock)
         if update is not None:
-            print(f"{name} diverged at update {update}: the study marks it")
+            note(f"{name} diverged at update {update}: the study marks it")
 
 
 def _write_study(

@@ -5,14 +5,16 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 from rich.console import Console
 
 from echo_jax import cli, runs
-from echo_jax.terminal import Notes, say_while_slow
+from echo_jax.terminal import Notes
 
 ROOT = Path(__file__).parents[1]
 LM = f"{ROOT}/configs/lm.py:tiny"
@@ -166,26 +168,20 @@ def test_a_line_has_no_character_that_steers_a_terminal():
     assert found.getvalue()[10:] == f"{wanted}\n"
 
 
-@pytest.mark.parametrize(
-    ("silent_s", "done_s", "wanted"),
-    [
-        (0.0, 100.0, [3, 8, 18, 38, 78]),
-        (1.5, 7.0, [1.5, 6.5]),
-        (50.0, 160.0, [1, 6, 16, 36, 76, 136]),
-    ],
-)
-def test_what_takes_long_is_said_again_and_again(silent_s, done_s, wanted):
-    now_s, said = 0.0, {}
+def test_what_takes_long_is_said_again_and_again(monkeypatch):
+    found, paused = io.StringIO(), []
 
-    def wait(seconds):
-        nonlocal now_s
-        now_s = min(now_s + seconds, done_s)
-        return now_s == done_s
+    class Soon(threading.Event):
+        def wait(self, timeout=None):
+            paused.append(timeout)
+            return len(paused) > 7
 
-    say_while_slow("compiling", lambda text: said.update({now_s: text}), wait, silent_s)
-    assert [*said] == wanted
-    texts = ["compiling ...", *(f"compiling ... {s:.0f} s" for s in wanted[1:])]
-    assert [*said.values()] == texts[: len(wanted)]
+    fake = SimpleNamespace(Event=Soon, Thread=threading.Thread)
+    monkeypatch.setattr("echo_jax.terminal.notes.threading", fake)
+    with Notes(Console(file=found)).slow("compiling"):
+        pass
+    said = [line[10:] for line in found.getvalue().splitlines()]
+    assert said == [f"compiling ... {s} s" for s in (3, 8, 18, 38, 78, 138, 198)]
 
 
 # A signal in the middle of the imports of the package.

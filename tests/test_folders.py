@@ -9,8 +9,14 @@ import google_crc32c
 import pytest
 import tensorstore
 
-from echo_jax.files import DamagedFileError, read_json, run_folder, write, write_json
-from echo_jax.files.folders import remove_unfinished
+from echo_jax.files import (
+    DamagedFileError,
+    read_json,
+    remove_unfinished,
+    run_folder,
+    write,
+    write_json,
+)
 
 
 @pytest.fixture

@@ -67,7 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             if argv and argv[0] in _TRAINING:
                 stack.enter_context(ending.owning_process(["echo-jax", *argv]))
-                ending.outlive_readers()
             return _of_this_process(argv)
     except BrokenPipeError:
         # Another broken pipe, such as a worker's, is an ordinary failure. Otherwise the

@@ -20,11 +20,13 @@ class BadItemError(ValueError):
 def is_finite(tree: Any) -> bool:
     """Returns whether all floating-point numbers of a pytree are finite."""
     # The common kinds first: every fresh item is checked.
-    if type(tree) is dict:
-        return all(map(is_finite, tree.values()))
-    if type(tree) is np.ndarray and tree.dtype.kind in "biu":
-        return True
-    return not any(_counted(leaf)[0] for _, leaf in flatten(tree))
+    parts = tree.values() if type(tree) is dict else (tree,)
+    return not any(
+        _counted(leaf)[0]
+        for part in parts
+        if type(part) is not np.ndarray or part.dtype.kind not in "biu"
+        for _, leaf in flatten(part)
+    )
 
 
 def what_is_bad(tree: Any) -> str:

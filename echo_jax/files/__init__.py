@@ -5,14 +5,14 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "folders": ["FolderError", "run_file", "run_folder", "write"],
-        "json_files": [
-            "DamagedFileError",
-            "json_line",
-            "read_json",
-            "read_line",
-            "write_json",
+        "folders": [
+            "FolderError",
+            "remove_unfinished",
+            "run_file",
+            "run_folder",
+            "write",
         ],
+        "json_files": ["DamagedFileError", "read_json", "read_line", "write_json"],
         "lock": ["FolderInUseError", "FolderLock", "LOCK_NAME", "REPORT_LOCK_NAME"],
     },
 )

@@ -67,7 +67,8 @@ class FolderLock:
                     self._objects.append(_Object(path, line))
                 else:
                     held.enter_context(_held_on_disk(path, line))
-            held.callback(_remove, self._objects)
+            for each in self._objects:
+                held.callback(each.remove)
             _take(self._objects)
             self._renewed_s = time.monotonic()
             if self._objects:
@@ -150,12 +151,6 @@ def _take(objects: "Sequence[_Object]") -> None:
             raise FolderInUseError(each.path, owner)
 
 
-def _remove(objects: "Sequence[_Object]") -> None:
-    for each in objects:
-        with contextlib.suppress(OSError):
-            each.remove()
-
-
 class _Object:
     """A lock in a bucket: only who knows its generation can write it."""
 
@@ -167,24 +162,26 @@ class _Object:
         )
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import storage
+        from google.cloud.storage.retry import DEFAULT_RETRY
 
         self.path, self._line = path, line
         self._failed = GoogleAPIError, GoogleAuthError
         self._is_other = PreconditionFailed, NotFound
-        name, inside = bucket.split(os.fspath(path))
+        name, self._name = bucket.split(os.fspath(path))
         client: Any = storage.Client()  # Its types forbid the documented None.
-        self._blob = client.bucket(name).blob(inside)
-        self._generation = 0
+        self._bucket, self._generation = client.bucket(name), 0
+        # Requests may be repeated, since they name a generation.
+        retry = DEFAULT_RETRY.with_timeout(bucket.TIMEOUT_S)
+        self._patience = {"timeout": bucket.TIMEOUT_S, "retry": retry}
 
     def write(self) -> bool:
         """Writes the line; returns False if another process has written since."""
+        blob, match = self._bucket.blob(self._name), self._generation
         with self._errors(), contextlib.suppress(*self._is_other):
-            self._blob.upload_from_string(
-                self._line,
-                if_generation_match=self._generation,
-                timeout=bucket.TIMEOUT_S,
+            blob.upload_from_string(
+                self._line, if_generation_match=match, **self._patience
             )
-            self._generation = self._blob.generation
+            self._generation = blob.generation
             return True
         # The answer to a request that was done may have been lost.
         return self.owner() == self._line
@@ -193,8 +190,9 @@ class _Object:
         """Reads the line, and the generation; both are empty without an object."""
         self._generation, line = 0, ""
         with self._errors(), contextlib.suppress(*self._is_other):
-            line = self._blob.download_as_text(timeout=bucket.TIMEOUT_S)
-            self._generation = self._blob.generation
+            if blob := self._bucket.get_blob(self._name, **self._patience):
+                self._generation = blob.generation
+                line = blob.download_as_text(**self._patience)
         return line
 
     def refuse_other_generation(self) -> None:
@@ -204,9 +202,10 @@ class _Object:
             raise FolderInUseError(self.path, owner)
 
     def remove(self) -> None:
-        if self.owner() == self._line:
-            with self._errors(), contextlib.suppress(*self._is_other):
-                self._blob.delete(if_generation_match=self._generation)
+        with contextlib.suppress(OSError, *self._is_other), self._errors():
+            if self.owner() == self._line:
+                match = self._generation
+                self._bucket.blob(self._name).delete(if_generation_match=match)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

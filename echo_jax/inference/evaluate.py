@@ -16,7 +16,7 @@ from echo_jax.data.prepare.archives import nfc
 from echo_jax.inference.run import TrainedRun, class_names
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate, with_recomputed_statistics
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.training.saving.model import Model
 from echo_jax.workloads import Batch, Workload, build
 

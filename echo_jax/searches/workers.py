@@ -136,7 +136,7 @@ def _work(protocol: Protocol, arms: Mapping[str, RunSpec], workdir: str) -> None
     """Makes trials in a worker."""
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials
-    from echo_jax.training.processes.interrupt import Interrupted
+    from echo_jax.training.processes.stop import Interrupted
 
     try:
         make_trials(protocol, arms, run_folder(workdir), lambda *it: _made.put(it))

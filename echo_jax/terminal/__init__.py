@@ -7,6 +7,6 @@ __getattr__ = door(
     {
         "countdown": ["Countdown"],
         "failures": ["forget", "quiet_libraries", "sentence"],
-        "notes": ["Notes", "pauses", "say_while_slow"],
+        "notes": ["Notes"],
     },
 )

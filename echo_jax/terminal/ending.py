@@ -7,14 +7,12 @@ signal.
 """
 
 import contextlib
-import io
 import multiprocessing
 import os
 import select
 import shlex
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
@@ -66,29 +64,6 @@ def drop_lost_outputs() -> bool:
     for descriptor in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return bool(gone)
-
-
-class _Output(io.FileIO):
-    """An output of this process; once its reader has gone, writes do nothing."""
-
-    def write(self, data: Any) -> int | None:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            drop_lost_outputs()
-            said = "nobody reads its output any more; it goes on, and prints no more"
-            os.write(_ERRORS, f"{' '.join(_program[:2])}: {said}\n".encode())
-            return len(data)
-
-
-def outlive_readers() -> None:
-    """Lets this process go on if the reader of an output goes away, as `head` does."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            raw = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
-            coding = stream.encoding, stream.errors
-            setattr(sys, name, io.TextIOWrapper(raw, *coding, line_buffering=True))
 
 
 class StopSignals:

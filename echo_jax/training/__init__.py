@@ -4,7 +4,7 @@ from echo_jax.lazy import door
 from echo_jax.training.loop import train
 from echo_jax.training.measure import Rates
 from echo_jax.training.probe import calibrate
-from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
+from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.window import NonFiniteLossError
 
 __all__ = [

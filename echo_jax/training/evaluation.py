@@ -27,7 +27,7 @@ from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import next_batch, unechoed
 from echo_jax.training.processes.distributed import all_gather, this_shard
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
 # The random stream of a run's seed for the order of a branch's data.

@@ -40,7 +40,7 @@ from echo_jax.training.processes.distributed import (
     broadcast_from_first,
     is_main_process,
 )
-from echo_jax.training.processes.interrupt import Interrupted, StopSignal
+from echo_jax.training.processes.stop import Interrupted, StopSignal
 from echo_jax.training.records.environment import check_workdir, identity, lock_workdir
 from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
 from echo_jax.training.records.runfiles import write_json_once

@@ -22,7 +22,7 @@ from echo_jax.training.feeds.loader import (
 )
 from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.processes.distributed import broadcast_from_first, own_shards
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 _TOGETHER_CALLS = 8

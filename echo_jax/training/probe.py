@@ -12,7 +12,7 @@ from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import measure_loader, unechoed
 from echo_jax.training.measure import Rates, held_feed, measure_step
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 # The maximum number of batches, and of steps; two seconds of each at most.

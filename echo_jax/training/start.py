@@ -25,7 +25,7 @@ from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.measure import Rates, decide
 from echo_jax.training.processes.distributed import is_main_process
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.training.records.environment import (
     check_replicas,
     check_saved,

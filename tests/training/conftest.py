@@ -25,6 +25,4 @@ def bucket(served):
 @pytest.fixture(autouse=True)
 def _nobody_wonders(monkeypatch):
     """On a busy machine anything may take long, and tests compare what is printed."""
-    monkeypatch.setattr(
-        "echo_jax.terminal.notes.pauses", lambda silent_s: iter([1000.0])
-    )
+    monkeypatch.setattr("echo_jax.terminal.notes._PAUSES_S", (1000.0,))

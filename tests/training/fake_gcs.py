@@ -163,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, f"no object {name}")
         if self.query.get("ifGenerationMatch", str(generation)) != str(generation):
             return self._error(412, "another generation")
+        if self.query.get("generation", str(generation)) != str(generation):
+            return self._error(404, "no object of this generation")
         if self.query.get("alt") != "media":
             return self._json(self.bucket.resource(name))
         status, headers = 200, {"x-goog-generation": str(generation)}

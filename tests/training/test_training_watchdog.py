@@ -102,7 +102,7 @@ def hanging_run(workdir, clock, hang, *, console=None, **options):
 def test_a_wait_is_said_after_30_seconds_and_at_doubling_intervals(monkeypatch):
     seconds, notes = [0.0], []
     monkeypatch.setattr(Watchdog, "now", lambda *_: seconds[0])
-    looked = Watchdog("of lm", note=notes.append)
+    looked = Watchdog("of lm", timeout_s=0, note=notes.append)
     for _ in range(2):
         with looked.waiting("a batch"):
             for seconds[0] in range(1000):
@@ -146,7 +146,7 @@ def test_data_that_does_not_come_ends_the_run(tmp_path, clock):
     assert end.value.exit_code == 75
     assert saved_update(tmp_path / "run") >= 4
     assert "waits for the input of update" in text.getvalue()
-    assert "(of regression, read with data.pipeline=grain, " in text.getvalue()
+    assert "(of regression, data.pipeline=grain, data.workers=0, " in text.getvalue()
     # With more patience it is the same run, and data may come late.
 
     def wait():

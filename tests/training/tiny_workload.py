@@ -25,6 +25,7 @@ from echo_jax.files import read_line, run_folder
 from echo_jax.training import held_feed, train
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds import measure_loader
+from echo_jax.training.processes import Watchdog
 from echo_jax.training.saving import Checkpoints
 from echo_jax.workloads import WORKLOADS, Task, Workload
 
@@ -242,7 +243,8 @@ def batch_of(first=0, *, repeat=0, size=8):
 def held_input(compiled, config, workload):
     """A context with a feed of a config, to hold inputs of."""
     config = RunSpec.of(config)
-    loader = measure_loader(workload, config, most=1)
+    watchdog = Watchdog.of_data(config, print)
+    loader = measure_loader(workload, config, most=1, watchdog=watchdog)
     return closing(held_feed(compiled, config, loader))
 
 

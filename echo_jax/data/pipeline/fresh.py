@@ -21,7 +21,7 @@ from echo_jax.data.pipeline.stages import (
     Stages,
 )
 from echo_jax.data.pipeline.storage import SimulatedStorage
-from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
+from echo_jax.echo.finite import BadItemError, what_is_bad
 
 
 def fresh_items(
@@ -39,10 +39,8 @@ def fresh_items(
             Guarded("decode", stages.decode),
             augment and Guarded("augment", augment),
             pipeline.stream_seed(AUGMENT),
+            partial(_refuse_bad, records) if pipeline.check_finite else None,
         )
-        if pipeline.check_finite:
-            # A separate Grain stage would cost more than most checks.
-            finish = partial(_checked, finish, records)
         dataset = dataset.map_with_index(finish)
     if shard.count == 1:
         return dataset
@@ -92,18 +90,6 @@ class _ShardOfItems(grain.MapDataset):
         if isinstance(index, slice):
             return self.slice(index)
         return self._parent[int(self._index(index))]
-
-
-def _checked(
-    finish: Callable[[int, Any], Any],
-    records: grain.MapDataset,
-    index: int,
-    record: Any,
-) -> Any:
-    item = finish(index, record)
-    if not is_finite(item):
-        _refuse_bad(records, index, item)
-    return item
 
 
 def _refuse_bad(records: grain.MapDataset, index: int, item: Any) -> NoReturn:

@@ -47,8 +47,10 @@ class Guarded:
     function: Callable[..., Item]
 
     def __call__(self, item: Any, *seed: int) -> Item:
+        if type(item) is not bytes:  # Nobody can write into those.
+            item = tree_map(read_only, item)
         try:
-            return self.function(tree_map(read_only, item), *seed)
+            return self.function(item, *seed)
         except ValueError as error:
             if "read-only" not in str(error):
                 raise
@@ -78,12 +80,17 @@ class FinishFresh:
     decode: Callable[[bytes], Item]
     augment: Callable[[Item, int], Item] | None
     seed: int
+    # For an item that is not finite; None looks at none. In a separate stage of Grain
+    # this would cost more than most checks.
+    otherwise: Callable[[int, Item], object] | None = None
 
     def __call__(self, stream_index: int, record: bytes) -> Item:
         item = self.decode(record)
-        if self.augment is None:
-            return item
-        return self.augment(item, int(seed_for_use(self.seed, stream_index, 0)))
+        if self.augment is not None:
+            item = self.augment(item, int(seed_for_use(self.seed, stream_index, 0)))
+        if self.otherwise and not is_finite(item):
+            self.otherwise(stream_index, item)
+        return item
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from echo_jax.config.run import RunSpec
@@ -11,7 +12,7 @@ from echo_jax.echo.instrument.measure import time_calls
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import all_gather
-from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.processes.stop import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 # Seconds and calls to measure the loader, and the step. A training run starts with at
@@ -40,16 +41,15 @@ def measure_loader(
     *,
     shards: Sequence[DataShard] = (SINGLE,),
     most: int = QUICK_CALLS,
-    watchdog: Watchdog | None = None,
+    watchdog: Watchdog,
 ) -> Loader:
     """Measures the pipeline up to the echo."""
-    watched = watchdog or Watchdog()
 
     def load() -> Batch:
-        with watched.waiting("a batch, to see how fast they come"):
+        with watchdog.waiting("a batch, to see how fast they come"):
             return next_batch(batches, workload, "while it was measured")
 
-    with watched.closing(_upstream(workload, config, shards)) as batches:
+    with watchdog.closing(_upstream(workload, config, shards)) as batches:
         sample = load()  # Starts threads, fills caches.
         # Threads that began together end together, so batches come in groups. The rest
         # of a group comes in no time after its first batch.
@@ -71,11 +71,7 @@ def measure_loader(
 
 def take_sample(workload: Workload, config: RunSpec) -> Batch:
     """Returns a batch of the data upstream of a run's feed; measures nothing."""
-    watched = Watchdog()
-    with (
-        watched.closing(_upstream(workload, config, (SINGLE,))) as batches,
-        watched.waiting("a batch, to see what is in it"),
-    ):
+    with closing(_upstream(workload, config, (SINGLE,))) as batches:
         return next_batch(batches, workload, "before its first batch")
 
 

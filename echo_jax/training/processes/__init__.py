@@ -2,4 +2,4 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"distributed": ["connected"], "watchdog": ["Watchdog"]})
+__getattr__ = door(__name__, {"distributed": ["connected"], "stop": ["Watchdog"]})

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,15 +24,13 @@ from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.terminal.notes import Notes
 from echo_jax.terminal.printable import printable
-from echo_jax.training.processes.interrupt import Interrupted
+from echo_jax.training.processes.stop import Interrupted
 
 # Longer than the first process checks whether a run folder is free.
 _WAIT_FOR_ALL_MS = 600_000
 # What jax goes by, of Slurm, Open MPI, Kubernetes and its own.
 _OF_CLUSTERS = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 _OF_CLUSTERS += ("OMPI_COMM_WORLD_", "KUBERNETES_SERVICE_HOST", "JAX_COORDINATOR_")
-
-_Arrays = TypeVar("_Arrays")
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
-"""Reports what a run waits for, and ends a wait after a signal or a timeout.
+"""Stops a run after a signal, which saves it, or while it waits for its data.
 
-A thread watches the wait that the trainer is in. In the process of a command it ends
-the process. In any other program it sends the main thread a signal whose handler
-raises: that ends every wait in Python, and none in native code. Neither saves the run,
-because nobody knows where its data stands.
+Between two updates the loop asks `StopSignal`. The thread of a `Watchdog` watches the
+wait that the trainer is in. In the process of a command it ends the process. In any
+other program it sends the main thread a signal whose handler raises: that ends every
+wait in Python, and none in native code. Neither saves the run, because nobody knows
+where its data stands.
 """
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -14,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, Self, TypeVar
 
+import jax
+from jax.experimental import multihost_utils
+
 from echo_jax.config.run import RunSpec
 from echo_jax.terminal import ending
-from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
 
 # A wait is reported after this time, then after twice as long, and so on.
 _NOTE_S = 30.0
@@ -31,6 +35,58 @@ _ABANDONED: list[Any] = []
 
 _Item = TypeVar("_Item")
 
+_AGAIN = "run the same command again to go on from the last checkpoint"
+
+
+class Interrupted(Exception):
+    """A signal stopped the run; exit_code is 128 + signum, as a shell reports it."""
+
+    # With `waited`, the run waited for this and is not saved.
+    def __init__(self, update: int, signum: int, *, waited: str = ""):
+        self.update, self.signum = update, signum
+        self.exit_code = 128 + signum
+        how = f"after update {update}, and saved; run the same command again to resume"
+        if waited:
+            how = f"while it waited {waited}; not saved: {_AGAIN}"
+        super().__init__(f"stopped by {signal.Signals(signum).name} {how}")
+
+
+class DataTimeoutError(Exception):
+    """The data did not come for ``config.data.timeout_s`` seconds."""
+
+    # As in sysexits.h: another attempt may succeed.
+    exit_code = 75
+
+    def __init__(self, waited: str):
+        super().__init__(
+            f"waited {waited}, which is longer than --config.data.timeout_s allows; "
+            f"not saved: {_AGAIN}"
+        )
+
+
+class StopSignal(ending.StopSignals):
+    """Asks a run to stop and save; if several processes share it, all of them."""
+
+    # A thread calls `on_first`, also while the main thread is busy.
+    def __init__(self, on_first: Callable[[int], None] = lambda signum: None):
+        self._is_shared = jax.process_count() > 1
+
+        def hear(signum: int) -> None:
+            on_first(signum)
+            if self._is_shared:
+                # jax's runtime listens to SIGTERM, and tells the other processes.
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        super().__init__(hear, without=[signal.SIGTERM] if self._is_shared else [])
+
+    def asked(self, update: int) -> int | None:
+        """Returns the signal that asked for a stop after an update; None to go on."""
+        if not self._is_shared:
+            return self.received
+        # jax's runtime finds an update that no process has reached yet.
+        reached = multihost_utils.reached_preemption_sync_point(update)
+        return signal.SIGTERM if reached else None
+
 
 class _Wait(NamedTuple):
     what: str  # The awaited data.
@@ -44,13 +100,7 @@ class Watchdog:
     look_every_s = 0.5
 
     # timeout_s=0 never ends a wait.
-    def __init__(
-        self,
-        data: str = "",
-        *,
-        timeout_s: float = 0.0,
-        note: Callable[[str], None] = lambda line: None,
-    ):
+    def __init__(self, data: str, *, timeout_s: float, note: Callable[[str], Any]):
         self._data, self._timeout_s, self._note = data, timeout_s, note
         self._wait: _Wait | None = None
         self._looked_at: _Wait | None = None
@@ -64,13 +114,8 @@ class Watchdog:
     def of_data(cls, config: RunSpec, note: Callable[[str], Any]) -> Self:
         """Returns a watchdog for who reads the data of a run."""
         data = config.data
-        where = f"of {config.workload}"
-        if data.source:
-            where = f"data.source={data.source}"
-        said = (
-            f"{where}, read with data.pipeline={data.pipeline}, "
-            f"data.workers={data.workers}, data.threads={data.threads}"
-        )
+        said = f"of {data.source or config.workload}, data.pipeline={data.pipeline}, "
+        said += f"data.workers={data.workers}, data.threads={data.threads}"
         return cls(said, timeout_s=data.timeout_s, note=note)
 
     def __enter__(self) -> Self:
@@ -127,8 +172,7 @@ class Watchdog:
             self._looked_at, self._next_note_s = wait, _NOTE_S
         waited_s = now - wait.began_s
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited_s))
-        data = f" ({self._data})" if self._data else ""
-        said = f"for {wait.what} since {since}, for {waited_s:.0f} s{data}"
+        said = f"for {wait.what} since {since}, for {waited_s:.0f} s ({self._data})"
         if waited_s >= self._next_note_s:
             while self._next_note_s <= waited_s:
                 self._next_note_s *= 2
