@@ -207,8 +207,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exit as error:
         parser.error(str(error))
     config = RunSpec.of(typed)
-    if config.local.schedule != "none":
-        parser.error("local updates have two programs; set local.schedule=none")
+    if config.local.sync_schedule != "none":
+        parser.error("local updates have two programs; set local.sync_schedule=none")
     workload, devices = build(config), target_devices(args.target)
     data, fsdp = config.mesh.data, config.mesh.fsdp
     mesh = make_mesh(data, fsdp, config.batch_size, devices=devices)

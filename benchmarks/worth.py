@@ -165,7 +165,9 @@ def _branch_updates(arm: ArmResult) -> int:
 
 def _noise_scale(config: RunSpec, arm: ArmResult, folder: Path) -> float:
     """The gradient noise scale of the baseline, in examples."""
-    found = _trained(config, arm, 0, folder / "noise", batch__micro=2, probe_repeats=0)
+    found = _trained(
+        config, arm, 0, folder / "noise", batch__accumulation_steps=2, probe_repeats=0
+    )
     scales = [row["noise_scale"] for row in found.rows if "noise_scale" in row]
     return statistics.median(scales)
 

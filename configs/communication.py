@@ -34,8 +34,8 @@ VARIANTS = ("echo", "tiny")
 
 _CONFIGS = Path(__file__).parent
 _ECHO = {
-    "where": "device",
-    "after": "decode",
+    "buffer_on": "device",
+    "stage": "decode",
     "order": "spread",
     "factor": 4.0,
     "buffer": 1024,
@@ -70,20 +70,20 @@ def get_config(variant: str = "") -> ConfigDict:
     updates = study.base.updates
     study.base.eval_every = study.base.log_every = updates // 16
     study.base.optim.warmup_updates = updates // 64
-    every, by_chance = {"schedule": "every"}, {"schedule": "bernoulli"}
-    post_local = {**every, "every": 16, "start_after": updates // 2}
+    every, by_chance = {"sync_schedule": "every"}, {"sync_schedule": "bernoulli"}
+    post_local = {**every, "sync_every": 16, "start_after": updates // 2}
     set_arms(
         study,
         {
             "baseline": {},
             "accumulate_4": _accumulated(study.base, 4),
             "accumulate_16": _accumulated(study.base, 16),
-            "every_4": {"local": {**every, "every": 4}},
-            "every_16": {"local": {**every, "every": 16}},
-            "bernoulli_4": {"local": {**by_chance, "p": 1 / 4}},
-            "bernoulli_16": {"local": {**by_chance, "p": 1 / 16}},
+            "every_4": {"local": {**every, "sync_every": 4}},
+            "every_16": {"local": {**every, "sync_every": 16}},
+            "bernoulli_4": {"local": {**by_chance, "sync_p": 1 / 4}},
+            "bernoulli_16": {"local": {**by_chance, "sync_p": 1 / 16}},
             "post_local": {"local": post_local},
-            "diloco": {"local": {**every, "every": 16, "outer": "nesterov"}},
+            "diloco": {"local": {**every, "sync_every": 16, "outer": "nesterov"}},
             "stale_4": {"local": {"staleness": 4}},
         },
     )
@@ -94,7 +94,7 @@ def _accumulated(base: ConfigDict, parts: int) -> dict[str, Any]:
     """Returns an arm of as many examples, in batches that are computed in parts."""
     return {
         "batch_size": parts * base.batch_size,
-        "batch": {"micro": parts},
+        "batch": {"accumulation_steps": parts},
         "updates": base.updates // parts,
         "eval_every": base.updates // parts // 4,
         "log_every": base.updates // parts // 4,

@@ -31,20 +31,20 @@ _FACTOR = 2.0
 
 ECHO_VARIANTS: dict[str, dict[str, Any]] = {
     "baseline": {"factor": 1.0, "order": "consecutive"},
-    "read": {"factor": _FACTOR, "after": "read", "order": "window_shuffle"},
-    "before": {"factor": _FACTOR, "after": "decode", "order": "window_shuffle"},
-    "after": {"factor": _FACTOR, "after": "augment", "order": "window_shuffle"},
+    "read": {"factor": _FACTOR, "stage": "read", "order": "window_shuffle"},
+    "before": {"factor": _FACTOR, "stage": "decode", "order": "window_shuffle"},
+    "after": {"factor": _FACTOR, "stage": "augment", "order": "window_shuffle"},
     # A buffer of batches is none of examples, and back to back needs none.
-    "batch": {"factor": _FACTOR, "after": "batch", "order": "consecutive", "buffer": 1},
+    "batch": {"factor": _FACTOR, "stage": "batch", "order": "consecutive", "buffer": 1},
     "consecutive": {"factor": _FACTOR, "order": "consecutive"},
     "shuffle": {"factor": _FACTOR, "order": "window_shuffle"},
     "shuffle_buffer": {"factor": _FACTOR, "order": "shuffle_buffer"},
     "spread": {"factor": _FACTOR, "order": "spread"},
     "device": {
         "factor": _FACTOR,
-        "after": "decode",
+        "stage": "decode",
         "order": "spread",
-        "where": "device",
+        "buffer_on": "device",
     },
 }
 """What each variant sets of ``config.echo``."""
@@ -62,7 +62,7 @@ def apply_variant(config: ConfigDict, name: str) -> None:
 
     Example:
       >>> apply_variant(config, "after")
-      >>> config.echo.after, config.echo.order, config.echo.factor
+      >>> config.echo.stage, config.echo.order, config.echo.factor
       ('augment', 'window_shuffle', 2.0)
     """
     config.echo.update(ECHO_VARIANTS[name])

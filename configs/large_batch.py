@@ -32,7 +32,7 @@ VARIANTS = ("echo", "tiny")
 
 _CONFIGS = Path(__file__).parent
 _TIMES = 8
-_ECHO = {"after": "decode", "order": "spread", "factor": 4.0, "buffer": 4096}
+_ECHO = {"stage": "decode", "order": "spread", "factor": 4.0, "buffer": 4096}
 
 
 def get_config(variant: str = "") -> ConfigDict:

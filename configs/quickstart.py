@@ -49,7 +49,7 @@ _NAMES = {
 }
 VARIANTS = tuple(filter(None, _NAMES))
 
-_DEVICE = {"where": "device", "after": "decode", "buffer": 512}
+_DEVICE = {"buffer_on": "device", "stage": "decode", "buffer": 512}
 _ON_DEVICE = {
     "device": {"factor": 4.0, "order": "spread", **_DEVICE},
     "adaptive": {"mode": "adaptive", "max_uses": 4, **_DEVICE},
@@ -57,7 +57,7 @@ _ON_DEVICE = {
 }
 _WHICH = {
     "baseline": {"factor": 1.0},
-    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "batch_echo": {"factor": 4.0, "stage": "batch"},
     "shuffle": {"factor": 4.0, "order": "window_shuffle", "buffer": 512},
     "spread_buffer_96": {"factor": 4.0, "order": "spread", "buffer": 96},
     "spread": {"factor": 4.0, "order": "spread", "buffer": 512},
@@ -76,13 +76,13 @@ _BURSTY = {name: _WHICH[name] for name in ("baseline", "spread", *_ON_DEVICE)}
 _SPREAD = {"factor": 4.0, "order": "spread"}
 _HEAT = {
     "baseline": {"factor": 1.0},
-    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "batch_echo": {"factor": 4.0, "stage": "batch"},
     "spread": {**_SPREAD, "buffer": 512},
     "adaptive": {"mode": "adaptive", "max_uses": 4, "buffer": 512},
 }
 _STORAGE = {
     "baseline": {"factor": 1.0},
-    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "batch_echo": {"factor": 4.0, "stage": "batch"},
     "shuffle": {"factor": 4.0, "order": "window_shuffle", "buffer": 512},
     "spread": {**_SPREAD, "buffer": 512},
 }
@@ -131,7 +131,7 @@ def _base() -> ConfigDict:
     config.eval_every = 10  # How exactly the target is met: within ten updates.
     config.data.source = "stdlib"
     config.data.eval_examples = 256
-    config.echo.after = "augment"
+    config.echo.stage = "augment"
     config.optim.name = "adamw"
     config.optim.lr = 3e-3
     config.optim.warmup_updates = 20

@@ -482,6 +482,6 @@ plt.show()
 # are of fewer items. (Nothing is timed here, so that these are the same on every
 # machine. The short lags of `spread` are from the beginning, while its buffer fills.)
 #
-# In a config all of this is five fields: `echo.after`, `echo.where`, `echo.mode`,
+# In a config all of this is five fields: `echo.stage`, `echo.buffer_on`, `echo.mode`,
 # `echo.order` and `echo.buffer`. `docs/choose-an-echo.md` says how to choose them from
 # what `ej.probe` finds.

@@ -306,7 +306,7 @@ plt.show()
 from echo_jax.config import load_config
 from echo_jax.runs import run_study, run_train
 
-ADAPTIVE = {"mode": "adaptive", "max_uses": 4, "buffer": 64, "where": "host"}
+ADAPTIVE = {"mode": "adaptive", "max_uses": 4, "buffer": 64, "buffer_on": "host"}
 STOCHASTIC = {"mode": "stochastic", "buffer": 64, "fetch": {"start": 0.25, "end": 0.25}}
 
 config = load_config("quickstart:tiny")

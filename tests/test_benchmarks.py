@@ -165,5 +165,5 @@ def test_it_says_what_an_update_sends_and_what_that_costs(capsys):
     # 2 N and 2 (N - 1)/N times 400 MB at 2 GB/s.
     assert collectives.exchange_s(400e6, 8, 2e9) == pytest.approx((3.2, 0.35))
     with pytest.raises(SystemExit):
-        collectives.main([*ON, "--config.local.schedule=every"])
-    assert "set local.schedule=none" in capsys.readouterr().err
+        collectives.main([*ON, "--config.local.sync_schedule=every"])
+    assert "set local.sync_schedule=none" in capsys.readouterr().err

@@ -129,8 +129,8 @@ ONE_DEVICE = "--config.base.mesh.data=1"
         ("--config.arms.spread.echo.buffer=1", "arm spread: buffer=1 is too small"),
         (
             f"--config=communication:tiny {ONE_DEVICE}",
-            "arm every_4: config.local.schedule='every' changes nothing on 1 device; "
-            "8 devices are here: set --config.mesh.data=-1",
+            "arm every_4: config.local.sync_schedule='every' changes nothing on 1 "
+            "device; 8 devices are here: set --config.mesh.data=-1",
         ),
         (
             f"--config.base.batch.statistics=device {ONE_DEVICE}",
@@ -329,7 +329,7 @@ def test_a_probe_of_a_study_measures_its_base_and_names_its_fields(tmp_path, cap
     assert read["wall_s"] > 2 * read["cpu_s"]
     assert found["advised_factor"] > 1
     assert f"--config.base.echo.factor={found['advised_factor']} " in found["how"]
-    assert "--config.base.echo.after=decode" in found["how"]
+    assert "--config.base.echo.stage=decode" in found["how"]
     # Of a hundred batches.
     assert found["how"].endswith("--config.base.echo.buffer=3200")
     assert found["how"] in printed and "95 % interval" in printed

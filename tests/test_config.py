@@ -28,7 +28,7 @@ seed=-1 | config.seed=-1 must be at least 0
 seed=4294967296 | config.seed=4294967296 must be below 4294967296
 echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
 echo.order=random | config.echo.order='random' is unknown; use
-echo.after=crop | config.echo.after='crop' ... one of read,
+echo.stage=crop | config.echo.stage='crop' ... one of read,
 optim.lr=0.0 | config.optim.lr=0.0 must be above 0
 optim.schedule=piecewise optim.boundaries=(5,9.5) | above the 10 of ... =(40,)
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
@@ -36,9 +36,9 @@ optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs a target
-echo.where=tpu | config.echo.where='tpu' must be one of host, dev
-echo.where=device echo.after=batch | goes with echo.where=host; ... .echo.after=decode
-echo.lanes=2 | lanes=2 needs --config.echo.where=device
+echo.buffer_on=tpu | config.echo.buffer_on='tpu' must be one of host, dev
+echo.buffer_on=device echo.stage=batch | goes with echo.buffer_on=host; ... =decode
+echo.lanes=2 | lanes=2 needs --config.echo.buffer_on=device
 echo.replay=x | replay='x' ... needs --config.echo.mode=adaptive
 echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .max_uses=6
 echo.mode=adaptive echo.min_uses=5 | min_uses=5 ... ... --config.echo.min_uses=4
@@ -60,8 +60,8 @@ optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below 
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
 batch_size=10 mesh.data=2 mesh.fsdp=2 | must be a multiple of the 4 ... batch_size=12
 echo.factor=3.0 echo.order=spread | buffer=1 is too small for order
-echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; it has after,
-echo=3 | config.echo is a group; set one of its fields: after
+echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; it has buffer,
+echo=3 | config.echo is a group; set one of its fields: buffer
 seed=1.5 | --config.seed=1.5 must be a whole number, such as 10 or 1e3; it is 0
 optim.lr=fast | lr=fast must be a number, such as 0.1 or 1e-3
 stop_at_target=2 | stop_at_target=2 must be true or false
@@ -79,7 +79,7 @@ data.train_examples=15 | more than the 15 examples ... set --config.batch_size=8
 @pytest.mark.parametrize("row", REFUSED.strip().split("\n"))
 def test_a_value_is_refused_with_its_field_and_the_fix(row, tmp_path, capsys):
     typed, parts = row.split(" | ")
-    typed = typed.replace("D ", "echo.where=device echo.after=decode ")
+    typed = typed.replace("D ", "echo.buffer_on=device echo.stage=decode ")
     flags = [f"--config.{each}" for each in typed.split()]
     folder = tmp_path / "x"
     argv = ["train", "--config", "lm:tiny", "--workdir", str(folder), *flags]
@@ -137,7 +137,7 @@ def test_a_variant_is_loaded_with_overrides_and_locked(tmp_path):
     assert config.data.storage.latency_s == 0.5
     with pytest.raises(AttributeError):
         config.batchsize = 3
-    with pytest.raises(AttributeError, match=r"mean 'echo\.factor'\?; it has after"):
+    with pytest.raises(AttributeError, match=r"mean 'echo\.factor'\?; it has buffer"):
         load_config(str(own), {"echo.facto": 2.0})
     with pytest.raises(TypeError, match=r"config\.batch_size=1\.5 must be a whole"):
         load_config(str(own), {"batch_size": 1.5})
@@ -188,7 +188,7 @@ OWN = MADE.format("""
         c.optim.schedule, c.optim.boundaries = "piecewise", (50,)
     if variant == "echoed":
         c.echo.factor, c.echo.order, c.echo.buffer = 2.0, "window_shuffle", 64
-        c.echo.after, c.echo.where, c.echo.lanes = "decode", "device", 2
+        c.echo.stage, c.echo.buffer_on, c.echo.lanes = "decode", "device", 2
         c.dispatch.steps = 4
     if variant == "adaptive":
         c.echo.mode, c.echo.replay = "adaptive", "pattern:1000"
@@ -196,7 +196,8 @@ OWN = MADE.format("""
         c.precision.compute, c.precision.loss_scale = "float16", "dynamic"
         c.precision.growth = 100
     if variant == "local":
-        c.local.schedule, c.local.every, c.local.outer = "every", 8, "nesterov"
+        c.local.sync_schedule, c.local.sync_every = "every", 8
+        c.local.outer = "nesterov"
         c.local.outer_lr = 0.5
 """)
 FIXED = {"echo.factor": 1.0, "echo.order": "consecutive"}
@@ -213,14 +214,14 @@ ONECYCLE |= {"optim.start_fraction": 0.04}
         ("optax", {"optim.name": "optax.adafactor"}, {"optim.args": "{}"}),
         ("piecewise", {"optim.schedule": "linear"}, {"optim.boundaries": ()}),
         ("echoed", {"echo.mode": "adaptive"}, FIXED | {"dispatch.steps": 1}),
-        ("echoed", {"echo.where": "host"}, {"echo.lanes": 0}),
-        ("echoed", {"local.schedule": "every"}, {"dispatch.steps": 1}),
+        ("echoed", {"echo.buffer_on": "host"}, {"echo.lanes": 0}),
+        ("echoed", {"local.sync_schedule": "every"}, {"dispatch.steps": 1}),
         ("adaptive", {"echo.mode": "fixed"}, {"echo.replay": ""}),
         ("half", {"precision.loss_scale": "static"}, {"precision.growth": 2000}),
         (
             "local",
-            {"local.schedule": "none"},
-            {"local.every": 1, "local.outer": "mean", "local.outer_lr": 0.7},
+            {"local.sync_schedule": "none"},
+            {"local.sync_every": 1, "local.outer": "mean", "local.outer_lr": 0.7},
         ),
     ],
 )

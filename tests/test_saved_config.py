@@ -63,7 +63,7 @@ def test_the_config_of_a_run_comes_back_with_its_types(tmp_path):
         {"optim.name": "optax.__loader__"},
         {"mesh.data": 10**9},
         HUGE,
-        {**HUGE, "echo.where": "device", "echo.after": "decode"},
+        {**HUGE, "echo.buffer_on": "device", "echo.stage": "decode"},
         {"inner": {"steps": 2}},
         {"xla.options": '{"xla_dump_to": "/tmp/owned"}'},
         {"xla.options": "["},

@@ -24,7 +24,7 @@ _TINY = {
     "checkpoint_every": 4,
     "data.eval_examples": 4,
     "data.source": str(TEXT),
-    "echo.after": "decode",
+    "echo.stage": "decode",
     "echo.buffer": 16,
     "eval_every": 4,
     "log_every": 2,
@@ -124,8 +124,8 @@ class Prepare:
 _SPREAD = {"echo.factor": 2.5, "echo.order": "spread"}
 HOST = Run("host", {"echo.factor": 2.5, "echo.order": "window_shuffle"})
 GRAIN = Run("Grain", {**_SPREAD, "data.workers": 1})
-DEVICE = Run("device", {**_SPREAD, "echo.where": "device"})
-_ADAPTIVE = {"echo.mode": "adaptive", "echo.where": "device"}
+DEVICE = Run("device", {**_SPREAD, "echo.buffer_on": "device"})
+_ADAPTIVE = {"echo.mode": "adaptive", "echo.buffer_on": "device"}
 ADAPTIVE = Run("adaptive", {**_ADAPTIVE, "data.storage.latency_s": 0.01})
 PREPARE = Prepare(
     "prepare",

@@ -69,7 +69,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 def _use_the_budget(arm: dict[str, Any], base: ConfigDict) -> None:
     """Sets the factor of an arm, and the updates in which it reads the budget."""
-    is_batch = arm["echo"].get("after") == "batch"
+    is_batch = arm["echo"].get("stage") == "batch"
     # Uses that the buffer holds at the end have been read, too.
     left = 0 if is_batch else base.echo.buffer
     arm["echo"] = {**arm["echo"], "factor": float(_FACTOR)}

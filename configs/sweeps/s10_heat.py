@@ -82,6 +82,6 @@ def _arms(buffer: int) -> dict[str, Any]:
     for factor in (2, 4, 8):
         spread = {"factor": float(factor), "order": "spread", "buffer": buffer}
         echoes[f"e{factor}"] = spread
-    echoes["back_to_back"] = {"factor": 4.0, "after": "batch"}
+    echoes["back_to_back"] = {"factor": 4.0, "stage": "batch"}
     echoes["reservoir"] = {"mode": "stochastic", "fetch": quarter, "buffer": buffer}
     return {name: {"echo": echo} for name, echo in echoes.items()}

@@ -21,18 +21,23 @@ from echo_jax.config.study import default_study
 
 _LM_ARMS = {
     "baseline": {},
-    "batch": {"factor": 2.0, "after": "batch", "buffer": 1},
+    "batch": {"factor": 2.0, "stage": "batch", "buffer": 1},
     "shuffle": {"factor": 2.0, "order": "window_shuffle"},
     "shuffle_buffer": {"factor": 2.0, "order": "shuffle_buffer", "buffer": 1024},
     "spread": {"factor": 2.0, "order": "spread"},
-    "device": {"factor": 2.0, "order": "spread", "where": "device", "after": "decode"},
+    "device": {
+        "factor": 2.0,
+        "order": "spread",
+        "buffer_on": "device",
+        "stage": "decode",
+    },
 }
 _CIFAR_ARMS = {
     "baseline": {},
-    "batch": {"factor": 2.0, "after": "batch", "buffer": 1},
-    "after": {"factor": 2.0, "after": "augment", "order": "window_shuffle"},
-    "before": {"factor": 2.0, "after": "decode", "order": "window_shuffle"},
-    "spread": {"factor": 2.0, "after": "decode", "order": "spread"},
+    "batch": {"factor": 2.0, "stage": "batch", "buffer": 1},
+    "after": {"factor": 2.0, "stage": "augment", "order": "window_shuffle"},
+    "before": {"factor": 2.0, "stage": "decode", "order": "window_shuffle"},
+    "spread": {"factor": 2.0, "stage": "decode", "order": "spread"},
 }
 
 # Choi et al. 2019, figure 3: ResNet-32 on CIFAR-10, and a Transformer on LM1B.

@@ -34,7 +34,7 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.optim.update(_POINT)
         arms = {name: study.arms[name] for name in study.order}
         for factor in (2, 4):
-            echo = {"factor": float(factor), "after": "batch", "buffer": 1}
+            echo = {"factor": float(factor), "stage": "batch", "buffer": 1}
             arms[f"batch{factor}"] = {"echo": echo}
         set_arms(study, arms)
         study.search.space = ConfigDict()

@@ -75,7 +75,7 @@ def _on_cifar() -> ConfigDict:
     study = default_study(
         "What a repeat is worth by its lag, e = 2: ResNet-8 on CIFAR-10, B = 64",
         base,
-        _arms({"lag_16": 512, "lag_62": base.echo.buffer}, 512, after="decode"),
+        _arms({"lag_16": 512, "lag_62": base.echo.buffer}, 512, stage="decode"),
     )
     search_space(study)
     study.search.points = 8
@@ -88,7 +88,7 @@ def _arms(buffers: Mapping[str, int], memory: int, **place: str) -> dict[str, An
     """Returns no echo, batches back to back, and echoes of examples in some buffers."""
     arms = {
         "baseline": {},
-        "lag_1": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
+        "lag_1": {"echo": {"factor": 2.0, "stage": "batch", "buffer": 1}},
     }
     for name, buffer in buffers.items():
         echo = {"factor": 2.0, "order": "spread", "buffer": buffer, **place}

@@ -51,7 +51,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "cache": few(**often, **apart, buffer=distinct),
         "echo_512": few(**often, **apart, buffer=distinct // 4),
         "echo_64": few(**often, **apart, buffer=64),
-        "batch": few(**often, after="batch", buffer=1),
+        "batch": few(**often, stage="batch", buffer=1),
         "epochs_4": few(2 * distinct),
     }
     study = default_study(

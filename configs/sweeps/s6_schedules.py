@@ -77,7 +77,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _arms(updates: int, *, buffer: int) -> dict[str, Any]:
-    place = {"where": "device", "after": "decode", "buffer": buffer}
+    place = {"buffer_on": "device", "stage": "decode", "buffer": buffer}
 
     def coin(schedule: str, start: float, end: float) -> dict[str, Any]:
         fetch = {"schedule": schedule, "start": start, "end": end, "updates": updates}

@@ -39,7 +39,7 @@ def get_config(variant: str = "") -> ConfigDict:
     check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     base = byte_lm(8 if is_tiny else 32, updates=32 if is_tiny else 512, tiny=is_tiny)
-    echo: dict[str, Any] = {"where": "device", "after": "decode", "order": "spread"}
+    echo: dict[str, Any] = {"buffer_on": "device", "stage": "decode", "order": "spread"}
     if variant == "echo":
         base.echo.update({"factor": 4.0, **echo})
 
@@ -50,15 +50,15 @@ def get_config(variant: str = "") -> ConfigDict:
         "baseline": {},
         "accumulate": {
             "batch_size": _PARTS * base.batch_size,
-            "batch": {"micro": _PARTS},
+            "batch": {"accumulation_steps": _PARTS},
             "updates": base.updates // _PARTS,
             "eval_every": base.eval_every // _PARTS,
             "log_every": max(1, base.log_every // _PARTS),
             "optim": {"warmup_updates": base.optim.warmup_updates // _PARTS},
         },
-        "every": replicas(schedule="every", every=_PARTS),
-        "bernoulli": replicas(schedule="bernoulli", p=1 / _PARTS),
-        "diloco": replicas(schedule="every", every=_PARTS, outer="nesterov"),
+        "every": replicas(sync_schedule="every", sync_every=_PARTS),
+        "bernoulli": replicas(sync_schedule="bernoulli", sync_p=1 / _PARTS),
+        "diloco": replicas(sync_schedule="every", sync_every=_PARTS, outer="nesterov"),
     }
     used = ", each used four times" if variant == "echo" else ""
     of = f"byte-level LM, B = {base.batch_size} on 4 devices{used}"

@@ -73,5 +73,5 @@ def _arms(buffer: int) -> dict[str, Any]:
     for factor in (2, 3, 4, 6):
         spread = {"factor": float(factor), "order": "spread", "buffer": buffer}
         echoes[f"e{factor}"] = spread
-    echoes["back_to_back"] = {"factor": 3.0, "after": "batch", "order": "consecutive"}
+    echoes["back_to_back"] = {"factor": 3.0, "stage": "batch", "order": "consecutive"}
     return {name: {"echo": echo} for name, echo in echoes.items()}

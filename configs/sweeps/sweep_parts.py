@@ -15,8 +15,8 @@ _BASELINE = {"echo": {"factor": 1.0}}
 # The paper's own shuffle buffer, which holds uses.
 _SHUFFLED = {"echo": {"factor": 2.0, "order": "shuffle_buffer"}}
 _PLACEMENTS = {
-    "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle_buffer"}},
+    "batch": {"echo": {"factor": 2.0, "stage": "batch", "buffer": 1}},
+    "after": {"echo": {"factor": 2.0, "stage": "augment", "order": "shuffle_buffer"}},
     "before": _SHUFFLED,
     "example": _SHUFFLED,  # of text, which has no augmentation to be before
     "spread": {"echo": {"factor": 2.0, "order": "spread"}},

@@ -19,13 +19,13 @@ _NEEDED = (
         "echo.mode",
         ("stochastic",),
     ),
-    ("echo.lanes echo.buffer_bytes", "echo.where", ("device",)),
+    ("echo.lanes echo.buffer_bytes", "echo.buffer_on", ("device",)),
     ("precision.init", "precision.loss_scale", ("static", "dynamic")),
     ("precision.growth precision.min_scale", "precision.loss_scale", ("dynamic",)),
-    ("local.every", "local.schedule", ("every",)),
-    ("local.p", "local.schedule", ("bernoulli", *CHANGING)),
-    ("local.p_end", "local.schedule", CHANGING),
-    ("local.outer local.start_after", "local.schedule", MEETING),
+    ("local.sync_every", "local.sync_schedule", ("every",)),
+    ("local.sync_p", "local.sync_schedule", ("bernoulli", *CHANGING)),
+    ("local.sync_p_end", "local.sync_schedule", CHANGING),
+    ("local.outer local.start_after", "local.sync_schedule", MEETING),
     ("local.outer_lr local.outer_momentum", "local.outer", ("nesterov",)),
 )
 
@@ -124,7 +124,12 @@ def _conditions(config: Any) -> Iterator[tuple[str, str, bool, str]]:
     rule = "would decide adaptive draws too far ahead"
     yield "dispatch.steps", "echo.mode", not is_adaptive, rule
     rule = "has no place for a meeting: local updates are dispatched one by one"
-    yield "dispatch.steps", "local.schedule", config.local.schedule == "none", rule
+    yield (
+        "dispatch.steps",
+        "local.sync_schedule",
+        config.local.sync_schedule == "none",
+        rule,
+    )
     yield "stop_at_target", "target", bool(config.target), "needs a target"
 
     for fields, switch, values in _NEEDED:

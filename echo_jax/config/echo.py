@@ -35,13 +35,13 @@ class RunEcho(Group):
     """The echo of a training."""
 
     factor: float = 1.0  # uses of an item; `echo-jax probe` measures R
-    after: EchoAfter = "batch"  # the stage that it follows
+    stage: EchoAfter = "batch"  # the stage that it follows
     # consecutive | window_shuffle | shuffle_buffer (the paper's) | spread
     order: str = "consecutive"
     # Fresh items of the echoed stage; for order shuffle_buffer, their uses.
     buffer: int = 1
     seed: int = 0  # of the order
-    where: Literal["host", "device"] = "host"  # the place of the buffer
+    buffer_on: Literal["host", "device"] = "host"  # the place of the buffer
     # how a use is chosen: by a plan, by what is ready, or by a coin
     mode: Literal["fixed", "adaptive", "stochastic"] = "fixed"
     # The maximum uses of an item for an adaptive echo. It needs more than R, or it
@@ -60,7 +60,7 @@ class RunEcho(Group):
     def spec(self, batch_size: int, *, replay: DecisionLog | None = None) -> AnySpec:
         """Returns the echo over all data shards; `replay`: decisions to repeat."""
         # A training batch is one use of a batch, or many uses of examples.
-        size = 1 if self.after == "batch" else batch_size
+        size = 1 if self.stage == "batch" else batch_size
         if self.mode == "adaptive":
             shared = (self.buffer, size, self.seed, replay)
             return AdaptiveSpec(self.max_uses, *shared, self.min_uses)
@@ -90,23 +90,23 @@ class RunEcho(Group):
 
     def __str__(self) -> str:
         """Returns a sentence about the items, their uses, and their buffer."""
-        item = "batch" if self.after == "batch" else "example"
+        item = "batch" if self.stage == "batch" else "example"
         one = "a batch" if item == "batch" else "an example"
         items = "batches" if item == "batch" else "examples"
-        where = f"{self.buffer:,} of them on the {self.where}"
+        where = f"{self.buffer:,} of them on the {self.buffer_on}"
         if self.mode == "adaptive":
             is_fresh = "if it is ready"
             if pattern := self.pattern:
                 is_fresh = f"at every 1 of {pattern}"
             least = "at most " if self.min_uses == 1 else f"{self.min_uses} to "
             return (
-                f"echo: after {self.after}, what is fresh {is_fresh}, else {one} "
+                f"echo: after {self.stage}, what is fresh {is_fresh}, else {one} "
                 f"again, each {least}{self.max_uses} times, from the last {where}"
             )
         if self.mode == "stochastic":
             fetch = self.fetch
             return (
-                f"echo: after {self.after}, a coin says before each update whether "
+                f"echo: after {self.stage}, a coin says before each update whether "
                 f"fresh data is fetched ({fetch.schedule}, {fetch.quantity} from "
                 f"{fetch.start:g} to {fetch.end:g}), else {items} of the last {where} "
                 "are used again"
@@ -116,6 +116,6 @@ class RunEcho(Group):
         times = f"{self.factor} times"
         kept = "" if self.order == "consecutive" else f", from {where}"
         return (
-            f"echo: every {item} {times.replace('.0 ', ' ')}, after {self.after}, in "
+            f"echo: every {item} {times.replace('.0 ', ' ')}, after {self.stage}, in "
             f"order {self.order}{kept}"
         )

@@ -121,7 +121,7 @@ class RunSpec(Group):
         """The pipeline of the data, up to the trainer."""
         data = self.data
         return PipelineSpec(
-            after=self.echo.after,
+            after=self.echo.stage,
             batch_size=self.batch_size,
             seed=self.seed,
             threads=data.threads,
@@ -145,10 +145,10 @@ class RunSpec(Group):
                     _ = echo.fetch.loads
             echo.spec(size)
             _ = echo.pattern
-        if echo.where == "device":
-            if echo.after not in ("decode", "augment"):
-                rule = "goes with echo.where=host; a device echoes decoded examples"
-                yield "echo.after", rule, "decode"
+        if echo.buffer_on == "device":
+            if echo.stage not in ("decode", "augment"):
+                rule = "goes with echo.buffer_on=host; a device echoes decoded examples"
+                yield "echo.stage", rule, "decode"
             if echo.lanes and size % echo.lanes:
                 rule = f"must divide config.batch_size={size}"
                 yield "echo.lanes", rule, math.gcd(echo.lanes, size)
@@ -172,7 +172,10 @@ class RunSpec(Group):
             if every % self.eval_every:
                 rule = f"must be a multiple of config.eval_every={self.eval_every}"
                 yield "probe_repeats", rule, 10 * self.eval_every
-            for name, usual in (("local.schedule", "none"), ("batch.boundaries", ())):
+            for name, usual in (
+                ("local.sync_schedule", "none"),
+                ("batch.boundaries", ()),
+            ):
                 value = field_of(self, name)
                 if value != usual:
                     rule = f"does not go with config.{name}={value!r}"
@@ -186,7 +189,7 @@ class RunSpec(Group):
         if size % ways:
             rule = f"must be a multiple of the {ways} devices of config.mesh"
             yield "batch_size", rule, math.ceil(size / ways) * ways
-        by_hand = {"batch.micro": 1, "batch.statistics": "all"}
+        by_hand = {"batch.accumulation_steps": 1, "batch.statistics": "all"}
         for name, usual in (by_hand | {"precision.reduce": "auto"}).items():
             if mesh.fsdp > 1 and field_of(self, name) != usual:
                 rule = "needs whole parameters on every device, not mesh.fsdp="

@@ -9,6 +9,7 @@ from echo_jax.config import Config, default_config, override
 from echo_jax.config.optimizer import parse_args
 from echo_jax.config.run import RunSpec
 from echo_jax.files.json_files import DamagedFileError, read_json
+from echo_jax.studies.fields import with_names_of_now
 
 _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 
@@ -24,6 +25,7 @@ def read_config(workdir: epath.Path) -> RunSpec:
             f"{workdir} holds no config.json, so it is no run folder; name the "
             "--workdir of 'echo-jax train'"
         )
+    fields = with_names_of_now(fields)
     config = default_config()
     try:
         with config.unlocked():

@@ -21,10 +21,10 @@ from echo_jax.data.pipeline.storage import StorageSpec
 from echo_jax.echo.schedule import FetchSchedule
 
 CHANGING = ("cosine", "linear", "multistep")
-"""``local.schedule``: the probability of a meeting changes over the run."""
+"""``local.sync_schedule``: the probability of a meeting changes over the run."""
 
 MEETING = ("every", "bernoulli", "fetch", *CHANGING)
-"""``local.schedule``: replicas meet."""
+"""``local.sync_schedule``: replicas meet."""
 
 Schedule = Literal[
     "none", "every", "bernoulli", "fetch", "cosine", "linear", "multistep"
@@ -151,13 +151,14 @@ class BatchSpec(Group):
     change; several updates use the parts of a batch.
     """
 
-    micro: Count = 1  # gradient accumulation: parts on each device
+    accumulation_steps: Count = 1  # gradient accumulation: parts on each device
     # Updates after which the batch grows by each of the factors, up to batch_size.
     boundaries: tuple[int, ...] = ()
     # How many times as large the batch is after each of the boundaries.
     factors: tuple[int, ...] = ()
     # The devices whose examples give the statistics of batch norm. They are of an
-    # update or, with micro above 1, of a part of it. Replicas have their own.
+    # update or, with accumulation_steps above 1, of a part of it. Replicas have their
+    # own.
     statistics: Literal["all", "device"] = "all"
     # The batch norm statistics in evaluation: moving (averages over updates) | last (of
     # the last update) | recompute (of norm_batches fresh batches, each time)
@@ -211,13 +212,14 @@ class BatchSpec(Group):
 class LocalSpec(Group):
     """Replicas, one on each device, with their own parameters."""
 
-    # When replicas synchronise: none (one model) | every (`every` updates) | bernoulli
-    # (with probability p) | fetch (after updates that fetch fresh data in a stochastic
-    # echo) | cosine | linear | multistep (with a probability from p to p_end)
-    schedule: Schedule = "none"
-    every: Count = 1  # updates between synchronisations
-    p: float = 1.0  # their probability
-    p_end: float = 1.0  # the last one
+    # When replicas synchronise: none (one model) | every (`sync_every` updates) |
+    # bernoulli (with probability sync_p) | fetch (after updates that fetch fresh data
+    # in a stochastic echo) | cosine | linear | multistep (with a probability from
+    # sync_p to sync_p_end)
+    sync_schedule: Schedule = "none"
+    sync_every: Count = 1  # updates between synchronisations
+    sync_p: float = 1.0  # their probability
+    sync_p_end: float = 1.0  # the last one
     start_after: Natural = 0  # initial updates that all synchronise
     # The common parameters: mean | nesterov (DiLoCo: a step from the last common ones)
     outer: Literal["mean", "nesterov"] = "mean"
@@ -229,24 +231,25 @@ class LocalSpec(Group):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("p", "p_end"):
+        for name in ("sync_p", "sync_p_end"):
             if not 0 < self[name] <= 1:
                 self.refuse(name, "must be a probability, in (0, 1]", 1.0)
 
     def meeting_schedule(self, updates: int) -> FetchSchedule:
         """Returns the probability by which replicas synchronise in so many updates."""
-        if self.schedule == "bernoulli":
-            return FetchSchedule("p", "constant", self.p, self.p)
-        return FetchSchedule("p", self.schedule, self.p, self.p_end, updates)  # pyright: ignore[reportArgumentType]
+        p, schedule = self.sync_p, self.sync_schedule
+        if schedule == "bernoulli":
+            return FetchSchedule("p", "constant", p, p)
+        return FetchSchedule("p", schedule, p, self.sync_p_end, updates)  # pyright: ignore[reportArgumentType]
 
 
 def broken_rules(run: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields each field that breaks a rule of local updates, the rule, and a fix."""
-    if run.local.schedule == "none":
+    if run.local.sync_schedule == "none":
         return
-    if run.local.schedule == "fetch" and run.echo.mode != "stochastic":
+    if run.local.sync_schedule == "fetch" and run.echo.mode != "stochastic":
         rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
-        yield "local.schedule", rule, "every"
+        yield "local.sync_schedule", rule, "every"
     shares = "delays gradients that devices share, and replicas share none"
     of_one = "is of one model, and the mean of replicas has seen no batch"
     kind = "is the type of gradients that devices share, and replicas share none"
@@ -254,7 +257,11 @@ def broken_rules(run: Any) -> Iterator[tuple[str, str, Any]]:
         ("local.staleness", 0, shares),
         ("mesh.fsdp", 1, "needs one copy of the parameters, not replicas"),
         ("batch.boundaries", (), "is for one model, not replicas"),
-        ("batch.micro", 1, "is for gradients that devices share, not replicas"),
+        (
+            "batch.accumulation_steps",
+            1,
+            "is for gradients that devices share, not replicas",
+        ),
         ("precision.loss_scale", "none", "is of one model, not replicas"),
         ("precision.reduce", "auto", kind),
     ):

@@ -169,7 +169,7 @@ def _evaluation_config(
     config = run.config
     here, mesh, data = jax.local_device_count(), config.mesh, config.data
     wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
-    whole = {"batch.micro": 1, "batch.boundaries": (), "batch.factors": ()}
+    whole = {"batch.accumulation_steps": 1, "batch.boundaries": (), "batch.factors": ()}
     changed: dict[str, Any] = {"local": LocalSpec(), **whole}
     changed |= {"mesh.data": math.gcd(config.batch_size, wanted), "mesh.fsdp": 1}
     if max_examples is not None:

@@ -178,6 +178,7 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
     folder = run_folder(folder)
     try:
         metadata = read_json(folder / "study.json", fields.SEARCH)
+        metadata = fields.with_names_of_now(metadata)
         if metadata is None:
             raise StudyError(f"{folder} holds no study.json, so it is no study")
         _refuse_damaged(folder / "study.json", metadata)

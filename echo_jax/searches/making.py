@@ -139,7 +139,7 @@ def _make_unit(
         # A schedule that ends with the run must end where it would without a cut.
         decay = fields.get("optim.decay_updates", arm.optim.decay_updates)
         fields["optim.decay_updates"] = decay or updates
-        if unit.kind == "search" and arm.local.schedule == "none":
+        if unit.kind == "search" and arm.local.sync_schedule == "none":
             updates = protocol.limit(updates, arm.eval_every, trials)
         fields["updates"] = updates
         found, environment = _trained(arm, fields, lock)

@@ -8,6 +8,14 @@ from echo_jax.files.json_files import missing
 _NUMBER = int | float
 _MAYBE = int | float | None
 
+# Fields of groups as earlier runs have called them, and their names now.
+_LOCAL = ("schedule", "every", "p", "p_end")
+_RENAMED: dict[str, dict[str, str]] = {
+    "echo": {"after": "stage", "where": "buffer_on", "cap": "max_uses"},
+    "batch": {"micro": "accumulation_steps"},
+    "local": {name: f"sync_{name}" for name in _LOCAL},
+}
+
 _OF_EVERY_RUN: dict[str, Any] = {
     "workload": str,
     "metric": str,
@@ -17,7 +25,7 @@ _OF_EVERY_RUN: dict[str, Any] = {
     "storage": dict,
     "echo": dict,
     "echo.factor": _NUMBER,
-    "echo.after": str,
+    "echo.stage": str,
     "echo.order": str,
     "echo.buffer": _NUMBER,
 }
@@ -80,6 +88,14 @@ SEARCH: dict[str, Any] = {
     "paper?": dict,
 }
 FALSIFIER: dict[str, Any] = {"says": str, "arm": str, "over": str, "below": _NUMBER}
+
+
+def with_names_of_now(content: Any, group: str = "") -> Any:
+    """Returns the content of a config, a summary or a study with today's names."""
+    if not isinstance(content, Mapping):
+        return content
+    now = _RENAMED.get(group, {})
+    return {now.get(n, n): with_names_of_now(x, n) for n, x in content.items()}
 
 
 def row(metric: str) -> dict[str, Any]:

@@ -181,9 +181,6 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         summary = _read_json(folder / "summary.json", fields.SUMMARY)
     else:
         summary = {**diverged, **_UNKNOWN, **(evals[-1] if evals else {})}
-    echo = summary["echo"]
-    if "cap" in echo:  # As older versions called it.
-        summary = {**summary, "echo": {"max_uses": echo["cap"], **echo}}
     run = Run(
         name=printable(folder.name or Path.cwd().name),
         config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},
@@ -242,7 +239,9 @@ def _read_diverged(folder: epath.Path) -> dict[str, Any] | None:
 
 def _read_json(path: epath.Path, needed: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        content = read_json(path, needed)
+        content = fields.with_names_of_now(read_json(path))
+        if content and (what := missing(content, needed)):
+            raise DamagedFileError(path, what)
     except DamagedFileError as error:
         raise StudyError(
             f"{path} is damaged: {error.what}; run the arm again"

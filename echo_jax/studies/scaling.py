@@ -218,7 +218,7 @@ def _what_is_trained(run: Run) -> str:
     echo = {"min_uses": 1, **run.summary["echo"]}
     # Older runs measured a factor of "auto".
     factor = echo.get("factor_asked", echo["factor"])
-    asked = ("mode", "where", "after", "max_uses", "min_uses")
+    asked = ("mode", "buffer_on", "stage", "max_uses", "min_uses")
     shared = {
         "workload": run.summary["workload"],
         "model": run.config.get("model"),

@@ -282,17 +282,17 @@ def _costs(run: Run) -> tuple[int, int, float]:
 
 def _echo_in_words(run: Run) -> str:
     # Runs of versions without modes do not have these fields.
-    echo = {"mode": "fixed", "where": "host", **run.summary["echo"]}
+    echo = {"mode": "fixed", "buffer_on": "host", **run.summary["echo"]}
     if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
     if echo["mode"] == "adaptive":
         least = f"{echo['min_uses']} " if echo.get("min_uses", 1) > 1 else "up "
-        words = f"adaptive {least}to {echo['max_uses']}x after {echo['after']}"
+        words = f"adaptive {least}to {echo['max_uses']}x after {echo['stage']}"
     elif echo["mode"] == "stochastic":
-        words = f"stochastic after {echo['after']}"
+        words = f"stochastic after {echo['stage']}"
     else:
-        words = f"{echo['factor']:g}x after {echo['after']}, {echo['order']}"
-    if echo["where"] == "device":
+        words = f"{echo['factor']:g}x after {echo['stage']}, {echo['order']}"
+    if echo["buffer_on"] == "device":
         words += ", on the device"
     return words if echo["buffer"] == 1 else f"{words}, buffer {echo['buffer']:,}"
 

@@ -55,8 +55,8 @@ def idle_on_one_device(config: Any, mesh: Mesh) -> str:
     if mesh.size > 1:
         return ""
     # One replica with an outer optimizer still trains differently.
-    if local.schedule != "none" and local.outer == "mean":
-        field = f"local.schedule={local.schedule!r}"
+    if local.sync_schedule != "none" and local.outer == "mean":
+        field = f"local.sync_schedule={local.sync_schedule!r}"
     elif statistics != "all":
         field = f"batch.statistics={statistics!r}"
     else:

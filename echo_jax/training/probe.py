@@ -91,10 +91,10 @@ def _options(flag: str) -> OptionNames:
         seconds="--seconds",
         worth=f"{flag}.probe_repeats",
         min_uses=f"{flag}.echo.min_uses={{factor}} {flag}.echo.max_uses={{most}}",
-        device=f"on the accelerator ({flag}.echo.where=device)",
+        device=f"on the accelerator ({flag}.echo.buffer_on=device)",
         placements=("decode", "augment", "batch"),
         echo=(
-            f"{flag}.echo.factor={{factor}} {flag}.echo.after={{after}} "
+            f"{flag}.echo.factor={{factor}} {flag}.echo.stage={{after}} "
             f"{flag}.echo.order=spread {flag}.echo.buffer={{buffer}}"
         ),
     )

@@ -228,7 +228,7 @@ def _close(checkpoints: Checkpoints, progress: Progress) -> None:
 
 def moved_by_updates(workdir: epath.Path, config: RunSpec) -> str:
     """Returns a note if another number of updates moves the rest of a resumed run."""
-    optim, local, updates = config.optim, config.local.schedule, config.updates
+    optim, local, updates = config.optim, config.local.sync_schedule, config.updates
     old = read_json(workdir / "config.json", {"updates": int})
     before = old["updates"] if old else updates
     if before == updates:

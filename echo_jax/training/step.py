@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
@@ -108,9 +109,8 @@ class RunInputs(NamedTuple):
 
 def run_inputs(config: RunSpec, key: jax.Array) -> RunInputs:
     """Returns the `RunInputs` of a config."""
-    return RunInputs(
-        key, jnp.int32(config.log_every), hyperparams(config), scale_numbers(config)
-    )
+    log_every = jnp.asarray(np.int32(config.log_every))
+    return RunInputs(key, log_every, hyperparams(config), scale_numbers(config))
 
 
 def init_state(

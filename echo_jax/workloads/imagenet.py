@@ -113,7 +113,7 @@ def _decode(config: RunSpec) -> Callable[[Encoded], Any]:
     """Returns the function that makes an item's image, before random augmentation."""
     if "crop" not in config.data.augment:
         return _middle(config)
-    if config.echo.after != "decode":
+    if config.echo.stage != "decode":
         return _keep_encoded
     size = config.data.resize
     return functools.partial(resize_center_crop, size=size, resize=size)

@@ -337,7 +337,7 @@ def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
     assert_resumes(make(ECHOES["window_shuffle"], shard=DataShard(1, 2)), [0, 7])
     with pytest.raises(ValueError, match=r"config\.batch_size=4 is not a multiple of"):
         make(shard=DataShard(0, 3))
-    with pytest.raises(ValueError, match=r"after='read' has no echo on a device"):
+    with pytest.raises(ValueError, match=r"stage='read' has no echo on a device"):
         fresh_batches(STAGES, replace(spec, after="read"))
 
 

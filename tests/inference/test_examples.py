@@ -30,7 +30,7 @@ def picture(data):
 
 @pytest.mark.parametrize("after", ["decode", "batch"])
 def test_every_use_is_what_the_pipeline_hands_out(after):
-    config = shapes_config(**ECHO, **{"echo.after": after})
+    config = shapes_config(**ECHO, **{"echo.stage": after})
     if after == "batch":
         config.echo.order = "consecutive"
     wanted = {}
@@ -54,7 +54,7 @@ def test_every_use_is_what_the_pipeline_hands_out(after):
 
 @pytest.mark.parametrize("mode", [ECHO, STOCHASTIC], ids=["fixed", "stochastic"])
 def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
-    where = {"echo.where": "device", "echo.after": "augment"}
+    where = {"echo.buffer_on": "device", "echo.stage": "augment"}
     found = uses_of(shapes_config(**mode, **where))
     images = [uses[0].example["image"] for uses in found]
     assert len({image.tobytes() for image in images}) == 8
@@ -66,7 +66,9 @@ def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
 
 
 def test_every_use_is_a_picture_with_its_update(tmp_path):
-    config = shapes_config(**ECHO, **{"echo.where": "device", "echo.after": "decode"})
+    config = shapes_config(
+        **ECHO, **{"echo.buffer_on": "device", "echo.stage": "decode"}
+    )
     page = show_examples(config, tmp_path, updates=60).read_text()
     # The devices augment each use.
     assert re.search(r"16 repeats of 8 examples up to update \d+: 16 differ", page)

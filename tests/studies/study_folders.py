@@ -3,7 +3,7 @@
 import json
 
 BATCH = 10
-ECHO = {"after": "augment", "order": "spread", "buffer": 512, "seed": 0}
+ECHO = {"stage": "augment", "order": "spread", "buffer": 512, "seed": 0}
 STORAGE = {"latency_s": 0.0025, "bytes_per_s": 0.0, "distribution": "constant"}
 
 

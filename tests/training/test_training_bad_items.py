@@ -23,9 +23,9 @@ from echo_jax.workloads import make_workload
 
 BAD = range(7, NUM_EXAMPLES, 14)
 WAYS = {
-    "decode": {"echo__after": "decode", "echo__order": "spread"},
-    "batch": {"echo__after": "batch"},
-    "stochastic": {**STOCHASTIC, "echo__where": "host", "echo__factor": 1.0},
+    "decode": {"echo__stage": "decode", "echo__order": "spread"},
+    "batch": {"echo__stage": "batch"},
+    "stochastic": {**STOCHASTIC, "echo__buffer_on": "host", "echo__factor": 1.0},
     "device": ON_DEVICE,
 }
 
@@ -82,7 +82,7 @@ def run(workdir, **fields):
 @functools.cache
 def bad_places():
     """The places in the stream that have a bad item; the same for every echo."""
-    config = config_of(data__check_finite=False, echo__after="decode")
+    config = config_of(data__check_finite=False, echo__stage="decode")
     batches = workload_of(config).train_dataset(ej.EchoSpec())
     with closing(iter(batches)) as iterator:
         x = np.concatenate([next(iterator)["x"] for _ in range(24)])

@@ -22,12 +22,12 @@ from echo_jax.training.feeds import check_echo, open_feed
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 FIXED = {
-    "echo__after": "decode",
+    "echo__stage": "decode",
     "echo__factor": 2.5,
     "echo__order": "spread",
     "echo__buffer": 20,
 }
-DEVICE = {**FIXED, "echo__where": "device"}
+DEVICE = {**FIXED, "echo__buffer_on": "device"}
 CAPPED = {**ADAPTIVE, "echo__max_uses": 3}
 FALLING = {
     **STOCHASTIC,
@@ -54,12 +54,12 @@ def assert_alike(folder, other, rel):
 
 def test_the_devices_train_on_the_hosts_batches(tmp_path):
     host, device = (
-        run(tmp_path / where, **FIXED, echo__where=where)
+        run(tmp_path / where, **FIXED, echo__buffer_on=where)
         for where in ("host", "device")
     )
     assert_alike(tmp_path / "device", tmp_path / "host", 1e-6)
     assert (device["fresh"], device["repeats"]) == (host["fresh"], host["repeats"])
-    assert device["echo"]["where"] == "device"
+    assert device["echo"]["buffer_on"] == "device"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -73,7 +73,7 @@ def test_a_run_is_resumed_to_the_bit_at_any_phase(tmp_path, mode):
 
 @pytest.mark.parametrize(
     "place",
-    [{}, {"echo__where": "host", "echo__after": "batch"}],
+    [{}, {"echo__buffer_on": "host", "echo__stage": "batch"}],
     ids=["device", "batch"],
 )
 def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place):
@@ -135,7 +135,7 @@ def shifted(batch, keys):
 def test_what_was_augmented_before_the_echo_is_not_augmented_again(tmp_path):
     losses = []
     for after in ("augment", "decode"):
-        options = {**DEVICE, "echo__after": after, "log_every": 1, "updates": 4}
+        options = {**DEVICE, "echo__stage": after, "log_every": 1, "updates": 4}
         run(tmp_path / after, replaced={"augment_on_device": shifted}, **options)
         losses.append([row["loss"] for row in rows_of(tmp_path / after, "train")])
     assert losses[0] != losses[1]
@@ -178,7 +178,7 @@ def feed_of(**options):
     workload, mesh = make_workload(config), make_mesh(1, 1, 8)
     check_echo(RunSpec.of(config), workload, mesh)
     sample = next(iter(workload.fresh_dataset()))
-    if config.echo.where == "host":
+    if config.echo.buffer_on == "host":
         sample |= {"repeat": np.zeros(8, np.int32)}
     return open_feed(RunSpec.of(config), workload, mesh, sample=sample)
 

@@ -27,8 +27,8 @@ DEVICE = {**HOST, **ON_DEVICE}
 FSDP = {**HOST, "mesh__data": 1, "mesh__fsdp": 2}
 DILOCO = {
     **DEVICE,
-    "local__schedule": "bernoulli",
-    "local__p": 0.2,
+    "local__sync_schedule": "bernoulli",
+    "local__sync_p": 0.2,
     "local__outer": "nesterov",
 }
 STOPPED = {**HOST, "log_every": 1000, "eval_every": ENDLESS}

@@ -97,7 +97,9 @@ def test_it_is_the_gradient_of_the_whole_batch_with_the_noise_of_its_parts(
 
 
 def test_devices_meet_once_in_an_update():
-    config = tiny_config(mesh__data=2, batch__micro=4, precision__reduce="float32")
+    config = tiny_config(
+        mesh__data=2, batch__accumulation_steps=4, precision__reduce="float32"
+    )
     ((kind, numbers),) = collectives(compiled_update(config, task=Plain()).as_text())
     assert kind == "all-reduce" and set(numbers) == {"f32"}
     # The statistics, the metric's two sums, and in eight buckets the losses, and how
@@ -108,7 +110,7 @@ def test_devices_meet_once_in_an_update():
 def test_a_row_has_the_norm_and_the_noise_of_the_gradients_since_the_last_one():
     """The norm before gradients are clipped; the noise is a ratio of averages."""
     options = {"log_every": 2, "optim__clip_norm": 1e-3, "optim__name": "sgd"}
-    config = tiny_config(**options, optim__lr=1.0, batch__micro=2)
+    config = tiny_config(**options, optim__lr=1.0, batch__accumulation_steps=2)
     compiled = CompiledFunctions(
         RunSpec.of(config), make_workload(config, task=Plain())
     )
@@ -229,7 +231,7 @@ def stepped(config, task):
     return found
 
 
-PARTS = {"batch__micro": 2}
+PARTS = {"batch__accumulation_steps": 2}
 OWN = {"batch__statistics": "device"}
 
 
@@ -274,7 +276,7 @@ def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, wher
     options = {"batch__norm_batches": 3, "mesh__data": 2} | {
         "host": {"echo__factor": 2.0},
         # A mean of replicas has statistics of its own.
-        "local": {"local__schedule": "every", "local__every": 5},
+        "local": {"local__sync_schedule": "every", "local__sync_every": 5},
     }[where]
     task = Normed()
     one = run(tmp_path / "a", task=task, batch__norm="recompute", **options)

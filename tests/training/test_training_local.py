@@ -33,9 +33,9 @@ pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 REPLICAS = 4
 SENT = NUM_PARAMS + NUM_FEATURES  # With the running mean of `Plain`.
-EVERY = {"mesh__data": REPLICAS, "local__schedule": "every"}
+EVERY = {"mesh__data": REPLICAS, "local__sync_schedule": "every"}
 SGD = {"optim__name": "sgd", "optim__lr": 0.05, "optim__momentum": 0.9}
-DILOCO = {**EVERY, "local__every": 3, "local__outer": "nesterov"}
+DILOCO = {**EVERY, "local__sync_every": 3, "local__outer": "nesterov"}
 
 
 class Updates:
@@ -140,7 +140,7 @@ def test_the_outer_step_is_that_of_nesterov_by_hand():
 
 
 def test_replicas_have_the_variance_of_all_their_examples():
-    options = {"batch_size": 16, "optim__lr": 1e-9, "local__every": 3}
+    options = {"batch_size": 16, "optim__lr": 1e-9, "local__sync_every": 3}
     updates, batch = Updates(Normed(), **EVERY, **options), far_apart()
     # Until nothing is left of the averages before them.
     updates(*[False, False, True] * 25, batch=batch)
@@ -158,14 +158,24 @@ def meetings(updates=12, **overrides):
 
 def test_they_meet_when_the_schedule_says():
     assert meetings() == []
-    assert meetings(local__schedule="every", local__every=5) == [4, 9, 11]
-    post = {"local__schedule": "every", "local__every": 4, "local__start_after": 3}
+    assert meetings(local__sync_schedule="every", local__sync_every=5) == [4, 9, 11]
+    post = {
+        "local__sync_schedule": "every",
+        "local__sync_every": 4,
+        "local__start_after": 3,
+    }
     assert meetings(**post) == [0, 1, 2, 6, 10, 11]
-    assert meetings(local__schedule="bernoulli", local__p=1.0) == list(range(12))
+    assert meetings(local__sync_schedule="bernoulli", local__sync_p=1.0) == list(
+        range(12)
+    )
 
 
 def test_chance_is_of_the_seed_and_the_update_alone_and_falls_by_its_schedule():
-    options = {"local__schedule": "cosine", "local__p": 0.9, "local__p_end": 0.1}
+    options = {
+        "local__sync_schedule": "cosine",
+        "local__sync_p": 0.9,
+        "local__sync_p_end": 0.1,
+    }
     options["updates"] = 4000
     found = meetings(**options)
     assert found == meetings(**options) != meetings(**options, seed=1)
@@ -184,13 +194,13 @@ def test_load_meets_where_the_echo_loads():
     fresh = [
         update for update, (_, uses) in enumerate(batches) if not uses.repeat.any()
     ]
-    options = {**EVERY, **STOCHASTIC, "local__schedule": "fetch"}
+    options = {**EVERY, **STOCHASTIC, "local__sync_schedule": "fetch"}
     assert set(meetings(updates=40, **options)) == {*fresh, 39}
     assert 5 < len(fresh) < 30
 
 
 def test_bytes_are_counted_beside_updates(tmp_path):
-    options = {**EVERY, "local__every": 4, "local__start_after": 2}
+    options = {**EVERY, "local__sync_every": 4, "local__start_after": 2}
     summary = run(tmp_path / "run", task=Plain(), **options)
     counted = [(row["updates"], row["bytes_sent"]) for row in rows_of(tmp_path / "run")]
     size = 4 * SENT
@@ -202,7 +212,12 @@ def test_bytes_are_counted_beside_updates(tmp_path):
 
 MODES = {
     "diloco": DILOCO,
-    "fetch": {**DILOCO, **STOCHASTIC, "local__schedule": "fetch", "local__every": 1},
+    "fetch": {
+        **DILOCO,
+        **STOCHASTIC,
+        "local__sync_schedule": "fetch",
+        "local__sync_every": 1,
+    },
     # Of one model.
     "stale": {"local__staleness": 2},
 }
@@ -237,7 +252,7 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, mode):
 
 
 def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path):
-    options = {"local__schedule": "every", "mesh__data": -1}
+    options = {"local__sync_schedule": "every", "mesh__data": -1}
     run(tmp_path, **options, updates=1)
     environment = tmp_path / "environment.json"
     begun = json.loads(environment.read_text()) | {"replicas": 4}
@@ -248,7 +263,7 @@ def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path):
 
 def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
     # Item 43 is of one replica's part of the sixth batch; they meet at the eighth.
-    options = {"local__every": 8, "echo__after": "decode", "optim__lr": 1e-9}
+    options = {"local__sync_every": 8, "echo__stage": "decode", "optim__lr": 1e-9}
     with pytest.raises(NonFiniteLossError, match="the loss of update 6"):
         run(tmp_path, **EVERY, **options, nan_at_fresh=43)
 

@@ -365,7 +365,7 @@ def test_other_numbers_are_no_other_program(tmp_path):
         {"optim__lr": 0.02, "optim__b1": 0.8, "optim__weight_decay": 0.1},
         {"optim__clip_norm": 0.5, "optim__warmup_updates": 3},
         {"optim__decay_updates": 7, "seed": 3, "log_every": 3},
-        {"echo__factor": 2.5, "echo__after": "decode", "checkpoint_every": 2},
+        {"echo__factor": 2.5, "echo__stage": "decode", "checkpoint_every": 2},
     ]
     found = {run(tmp_path / "start", **start)["params_sha256"]}
     with counted_compilations() as compiled:

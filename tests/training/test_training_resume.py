@@ -18,10 +18,10 @@ from benchmarks.faults.disks import fill_at
 from echo_jax.terminal import sentence
 from echo_jax.training import Interrupted
 
-BUFFERED = {"echo__factor": 4.0, "echo__after": "decode", "echo__buffer": 20}
+BUFFERED = {"echo__factor": 4.0, "echo__stage": "decode", "echo__buffer": 20}
 ECHOES = {
-    "batch": {"echo__factor": 2.5, "echo__after": "batch"},
-    "consecutive": {"echo__factor": 2.5, "echo__after": "decode"},
+    "batch": {"echo__factor": 2.5, "echo__stage": "batch"},
+    "consecutive": {"echo__factor": 2.5, "echo__stage": "decode"},
     "window_shuffle": {**BUFFERED, "echo__order": "window_shuffle"},
     "shuffle_buffer": {**BUFFERED, "echo__order": "shuffle_buffer"},
     "spread": {**BUFFERED, "echo__order": "spread"},

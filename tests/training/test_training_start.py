@@ -33,10 +33,10 @@ def contents(folder):
 
 
 def test_a_refused_start_is_in_nobodys_way(tmp_path):
-    folder, local = tmp_path / "made" / "run", {"local__schedule": "every"}
-    start(folder, local__every=3, **local)
+    folder, local = tmp_path / "made" / "run", {"local__sync_schedule": "every"}
+    start(folder, local__sync_every=3, **local)
     # Neither another config nor another number of replicas is refused.
-    summary = run(folder, local__every=3, mesh__data=2, optim__lr=0.5, **local)
+    summary = run(folder, local__sync_every=3, mesh__data=2, optim__lr=0.5, **local)
     assert summary["updates"] == 12
     assert json.loads(contents(folder)["config.json"])["optim"]["lr"] == 0.5
 
@@ -56,13 +56,9 @@ def test_what_fails_after_a_save_is_a_run(tmp_path):
         run(tmp_path, nan_at_fresh=8, log_every=1, checkpoint_every=1, optim__lr=0.3)
     with pytest.raises(ValueError, match=r"another config.*optim\.lr \(0\.3 -> 0\.5"):
         run(tmp_path, optim__lr=0.5)
-    for config, said in (
-        ("{", r"config\.json is damaged: .*another"),
-        ('{"inner": {"steps": 1}}', "whose config.inner is config.dispatch now"),
-    ):
-        (tmp_path / "config.json").write_text(config)
-        with pytest.raises(ValueError, match=said):
-            run(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged: .*another"):
+        run(tmp_path)
 
 
 def stopping_evaluation(shard):
@@ -101,7 +97,10 @@ def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"local__schedule": "every", "local__every": 3}, "met .* after update 2; one"),
+        (
+            {"local__sync_schedule": "every", "local__sync_every": 3},
+            "met .* after update 2; one",
+        ),
         ({"optim__schedule": "cosine"}, "the cosine schedule decays to the end of"),
         ({"optim__schedule": "cosine", "optim__decay_updates": 9}, ""),
     ],
@@ -179,7 +178,8 @@ def test_a_run_says_its_size_and_its_echo_once_and_its_progress(tmp_path):
 # Fields of a config, and parts of the error that refuses them. E, G and C are a mesh of
 # replicas, batches that grow, and a learning rate of one cycle.
 SHORT = {
-    "E": "mesh.data=4 local.schedule=every ",
+    "D": "echo.buffer_on=device echo.stage=decode ",
+    "E": "mesh.data=4 local.sync_schedule=every ",
     "G": "batch.boundaries=(8,12) batch.factors=(2,2) ",
     "C": "optim.schedule=onecycle optim.start_fraction=0.04 ",
 }
@@ -198,37 +198,37 @@ optim.schedule=onecycle | start_fraction=0.0 must be above 0 with onecycle
 C optim.peak_at=0.0 | peak_at=0.0 must lie between 0 and 1
 optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at most
 optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.5, 0.05)
-local.every=2 | local.every=2 needs ... local.schedule=every; ... 1
+local.sync_every=2 | local.sync_every=2 needs ... local.sync_schedule=every; ... 1
 E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be below
-local.p=0.5 | p=0.5 needs ... =bernoulli or cosine or linear or mul
+local.sync_p=0.5 | p=0.5 needs ... =bernoulli or cosine or linear or mul
 precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
 xla.preset=all | preset='all' must be one of default, fuse
-local.schedule=bernoulli local.p=1.5 | p=1.5 ... a probability, in (0, 1]
-local.schedule=bernoulli local.p=0.0 | a probability, in (0, 1]
-local.schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
+local.sync_schedule=bernoulli local.sync_p=1.5 | p=1.5 ... a probability, in (0, 1]
+local.sync_schedule=bernoulli local.sync_p=0.0 | a probability, in (0, 1]
+local.sync_schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
 E local.staleness=1 | staleness=1 delays gradients ... =0
 E mesh.fsdp=2 | fsdp=2 needs one copy of the parameters
-E batch.micro=2 | micro=2 is for gradients that devices share
+E batch.accumulation_steps=2 | steps=2 is for gradients that devices share
 E batch.boundaries=(8,) batch.factors=(2,) | (8,) is for one model, not rep ... =()
 E dispatch.steps=2 | steps=2 has no place ... steps=1
-mesh.data=2 batch.micro=3 | micro=3 does not divide the 4 ... =1
-mesh.fsdp=2 batch.micro=2 | micro=2 needs whole parameters ... =2
+mesh.data=2 batch.accumulation_steps=3 | steps=3 does not divide the 4 ... =1
+mesh.fsdp=2 batch.accumulation_steps=2 | steps=2 needs whole parameters ... =2
 batch.norm=recompute batch.norm_batches=0 | norm_batches=0 must be at least 1
 G batch.boundaries=(8,11) | has 11, where ... boundaries=(8, 12)
 G batch.boundaries=(8,"b") | must be numbers of updates
 G batch.factors=(2,) | must be 2 whole numbers above 1, ... =(2, 2)
 G echo.mode=adaptive | does not go with batch.boundaries; ... =fixed
-G echo.where=device echo.after=decode echo.lanes=4 | first batch of 2 ... 4 dev ... =16
+G echo.buffer_on=device echo.stage=decode echo.lanes=4 | of 2 ... 4 dev ... =16
 precision.compute=fp16 | compute='fp16' must be one of float32, bfloat16, fl
 precision.init=8.0 | init=8.0 needs ... loss_scale=static or dynamic; set
 precision.loss_scale=dynamic precision.init=0.0 | init=0.0 must be above 0; set
 batch_size=12 mesh.data=3 mesh.fsdp=4 | data=3 times ... fsdp=4 does not fit 8 dev
 probe_repeats=5 | probe_repeats=5 must be a multiple of config.eval_every=6
 probe_repeats=6 | needs a workload with with_seed
-probe_repeats=6 local.schedule=every | does not go with config.local.schedule
+probe_repeats=6 local.sync_schedule=every | does not go with config.local.sync_schedule
 xla.options={"nonsense":1} | cannot compile for cpu ... 'nonsense' ... leave
-echo.where=device echo.after=decode echo.mode=adaptive echo.buffer=4 | 4 is too small
-echo.where=device echo.after=decode echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is
+D echo.mode=adaptive echo.buffer=4 | 4 is too small
+D echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is
 echo.mode=adaptive echo.replay=nowhere.json | no log of decisions 'nowhere.json'
 log.to=("clearml",) | 'clearml', which is unknown; use tensorboa
 """

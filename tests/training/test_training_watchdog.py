@@ -19,7 +19,7 @@ from tiny_workload import ON_DEVICE, make_workload, run, saved_update, tiny_conf
 from echo_jax.training import DataTimeoutError, Interrupted, calibrate, probe_config
 from echo_jax.training.processes import Watchdog
 
-HOST = {"echo__factor": 2.5, "echo__after": "batch"}
+HOST = {"echo__factor": 2.5, "echo__stage": "batch"}
 DEVICE = {
     **ON_DEVICE,
     "echo__factor": 4.0,

@@ -158,7 +158,7 @@ def test_collectives_are_counted_once(text, found, num_bytes, between):
 
 
 def test_data_parallelism_sums_every_parameter_once_and_reuses_the_state():
-    config = tiny_config(mesh__data=4, echo__where="device", echo__after="decode")
+    config = tiny_config(mesh__data=4, echo__buffer_on="device", echo__stage="decode")
     program = compiled_update(config)
     reduced = sum(numbers["f32"] for kind, numbers in collectives(program.as_text()))
     assert NUM_PARAMS <= reduced <= NUM_PARAMS + 64  # and some losses

@@ -33,7 +33,7 @@ from echo_jax.workloads import WORKLOADS, Task, Workload
 NUM_EXAMPLES = 1000
 NUM_FEATURES = 4
 NUM_PARAMS = 96
-ON_DEVICE = {"echo__where": "device", "echo__after": "decode"}
+ON_DEVICE = {"echo__buffer_on": "device", "echo__stage": "decode"}
 ADAPTIVE = {**ON_DEVICE, "echo__mode": "adaptive", "echo__buffer": 40}
 STOCHASTIC = {
     **ON_DEVICE,
@@ -163,7 +163,7 @@ def make_workload(config, *, task=None, nan_at_fresh=None, on_batch=None):
         return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
     def train_dataset(spec, shard=SINGLE):
-        batched = config.echo.after == "batch"
+        batched = config.echo.stage == "batch"
         items = fresh(batched)
         batches = ej.grain.echo(items, spec, batch=not batched, tags=True).map(as_batch)
         is_training = getattr(spec, "factor", 0) == config.echo.factor != 1

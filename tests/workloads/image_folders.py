@@ -26,7 +26,7 @@ FIELDS = {
         "data.source": "synthetic",
         "data.train_examples": 64,
         "data.eval_examples": 20,
-        "echo.after": "batch",
+        "echo.stage": "batch",
     },
 }
 

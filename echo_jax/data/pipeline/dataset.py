@@ -82,8 +82,8 @@ def fresh_batches(
     """Returns the endless fresh batches for an echo on the devices."""
     if pipeline.after not in ("decode", "augment"):
         raise ValueError(
-            f"echo.after={pipeline.after!r} has no echo on a device; use decode or "
-            "augment, or --config.echo.where=host."
+            f"echo.stage={pipeline.after!r} has no echo on a device; use decode or "
+            "augment, or --config.echo.buffer_on=host."
         )
     return _fresh(stages, pipeline, shard, in_batches=True)
 

@@ -151,8 +151,8 @@ def _sample(stages: Stages, pipeline: PipelineSpec) -> Any:
     if pipeline.after == "read":
         if not isinstance(record, bytes):
             raise TypeError(
-                f"echo.after=read with data.pipeline=tfdata needs records of bytes, "
-                f"not {type(record).__name__}; use --config.echo.after=decode"
+                f"echo.stage=read with data.pipeline=tfdata needs records of bytes, "
+                f"not {type(record).__name__}; use --config.echo.stage=decode"
             )
         return record
     item = stages.decode(record)

@@ -78,7 +78,7 @@ def take_sample(workload: Workload, config: RunSpec) -> Batch:
 def _upstream(
     workload: Workload, config: RunSpec, shards: Sequence[DataShard]
 ) -> JoinedBatches:
-    if config.echo.where == "device":
+    if config.echo.buffer_on == "device":
         return JoinedBatches([workload.fresh_dataset(shard) for shard in shards])
     spec = unechoed(config)
     return JoinedBatches([workload.train_dataset(spec, shard) for shard in shards])
@@ -102,5 +102,5 @@ def data_ended(workload: Workload, when: str) -> ValueError:
 
 def unechoed(config: RunSpec) -> EchoSpec:
     """Returns an echo of factor 1, to use instead of the config's echo."""
-    is_of_batches = config.echo.after == "batch"
+    is_of_batches = config.echo.stage == "batch"
     return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)

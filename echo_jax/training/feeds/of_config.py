@@ -61,7 +61,7 @@ def first_uses(
     )
     found: list[list[Use]] = []
     in_use: dict[Hashable, list[Use]] = {}
-    batches = _on_device if config.echo.where == "device" else _on_host
+    batches = _on_device if config.echo.buffer_on == "device" else _on_host
     with closing(batches(config, workload)) as updates:
         for number, update in enumerate(itertools.islice(updates, most_updates), 1):
             for row, item in enumerate(update.items):
@@ -89,7 +89,7 @@ def _on_host(config: RunSpec, workload: Workload) -> Generator[_Update]:
             index, repeat = (np.asarray(batch[x]) for x in ("fresh_index", "repeat"))
             # An echo after the batch repeats whole batches. Then the index is the
             # batch's, and every use has the same rows.
-            row = np.arange(len(index)) * (config.echo.after == "batch")
+            row = np.arange(len(index)) * (config.echo.stage == "batch")
             items = [*zip(index.tolist(), row.tolist(), strict=True)]
             yield _Update(_untagged(batch), items, repeat)
 
@@ -146,7 +146,7 @@ def check_echo(config: RunSpec, workload: Workload, mesh: Mesh) -> None:
     """Raises if the batch or the echo is impossible; allocates nothing."""
     spec = make_echo_spec(config)
     parts = config.batch.parts(0)
-    on_device = config.echo.where == "device"
+    on_device = config.echo.buffer_on == "device"
     ways = math.lcm(mesh.size, count_lanes(config, mesh) if on_device else 1)
     if config.batch_size % (parts * ways):
         raise ValueError(
@@ -182,7 +182,7 @@ def open_feed(
 ) -> Feed:
     """Opens the feed of a run; it reads nothing before its first input."""
     specs = [make_echo_spec(config, shard=shard) for shard in shards]
-    if config.echo.where == "device":
+    if config.echo.buffer_on == "device":
         feed = DeviceEchoFeed(
             JoinedBatches([workload.fresh_dataset(shard) for shard in shards]),
             config,
@@ -193,7 +193,7 @@ def open_feed(
             sample=sample,
             # Items augmented before the echo are not augmented again after it.
             augment=workload.augment_on_device
-            if config.echo.after == "decode"
+            if config.echo.stage == "decode"
             else None,
             max_batches=config.dispatch.steps,
             note=note,

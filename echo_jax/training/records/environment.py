@@ -39,15 +39,6 @@ _MAY_CHANGE = {
     "probe_repeats",
 }
 
-# Fields of earlier versions, whose runs cannot be resumed.
-_RENAMED = {
-    "inner": "dispatch",
-    "dispatch.mode": "dispatch.steps",
-    "data.parts": "data.shards",
-    "model.dtype": "precision.compute",
-    "echo.load": "echo.fetch",
-}
-
 # Fields that do not change a run's results: where it runs, how it is shown, what
 # ends it.
 _NO_PART = {"distributed", "log", "profile"}
@@ -111,12 +102,6 @@ def check_workdir(
     before = flatten_dict(old, sep=".")
     before.pop("data.hold_batch", None)  # Such a run saved nothing.
     after = flatten_dict(_own_fields(config), sep=".")
-    for name, now in _RENAMED.items():
-        if any(f"{field}.".startswith(f"{name}.") for field in before):
-            raise ValueError(
-                f"{workdir} holds a run of an earlier echo_jax, whose config.{name} is "
-                f"config.{now} now; go on with that version, or use another --workdir"
-            )
     differing = [
         f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
         for name in sorted(before.keys() | after.keys())

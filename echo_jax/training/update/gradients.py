@@ -253,21 +253,23 @@ def mean_of_parts(x: jax.Array) -> jax.Array:
 def examples_at_once(config: RunSpec, mesh: Mesh) -> int:
     """Returns the number of examples in the model's smallest training call."""
     smallest = config.batch_size // config.batch.parts(0)
-    if _is_split_by_xla(config) and config.local.schedule == "none":
+    if _is_split_by_xla(config) and config.local.sync_schedule == "none":
         return smallest
-    share, micro = smallest // mesh.size, config.batch.micro
+    share, micro = smallest // mesh.size, config.batch.accumulation_steps
     if share % micro:
         raise ValueError(
-            f"config.batch.micro={micro} does not divide the {share} examples that "
-            f"each of {mesh.size} devices has of a batch of {smallest}; set "
-            f"--config.batch.micro={math.gcd(share, micro)}"
+            f"config.batch.accumulation_steps={micro} does not divide the {share} "
+            f"examples that each of {mesh.size} devices has of a batch of {smallest}; "
+            f"set --config.batch.accumulation_steps={math.gcd(share, micro)}"
         )
     return share // micro
 
 
 def _is_split_by_xla(config: RunSpec) -> bool:
     batch, reduce = config.batch, config.precision.reduce
-    return batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
+    return (
+        batch.accumulation_steps == 1 and batch.statistics == "all" and reduce == "auto"
+    )
 
 
 def gradient_of(config: RunSpec, mesh: Mesh) -> Gradient:
@@ -278,7 +280,7 @@ def gradient_of(config: RunSpec, mesh: Mesh) -> Gradient:
         return whole_gradient if averages else _UNAVERAGED
     return SplitGradient(
         mesh,
-        batch.micro,
+        batch.accumulation_steps,
         "float32" if reduce == "auto" else reduce,
         batch.statistics == "all",
         averages,

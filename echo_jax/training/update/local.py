@@ -79,7 +79,7 @@ class LocalUpdates:
     @classmethod
     def from_config(cls, config: RunSpec, mesh: Mesh) -> "LocalUpdates | None":
         """Returns the local updates of a config; None if it has none."""
-        if config.local.schedule == "none":
+        if config.local.sync_schedule == "none":
             return None
         return cls(mesh, config.local.outer)
 
@@ -111,7 +111,7 @@ class LocalUpdates:
 
     def run(self, inputs: Any, config: RunSpec) -> LocalRun:
         outer = config.local.outer_lr, config.local.outer_momentum
-        return LocalRun(inputs, jnp.asarray(outer, jnp.float32))
+        return LocalRun(inputs, jnp.asarray(np.array(outer, np.float32)))
 
     def step(
         self,
@@ -221,14 +221,14 @@ class Meetings:
 
     def _decide(self, updates: np.ndarray) -> np.ndarray:
         local = self._config.local
-        if local.schedule == "none":
+        if local.sync_schedule == "none":
             return np.zeros(updates.shape, bool)
         # Post-local SGD (Lin et al. 2020) synchronises after each of the first updates.
         # The last update of a run always does, so that the result is one model.
         must = (updates < local.start_after) | (updates == self._config.updates - 1)
-        if local.schedule == "every":
-            return must | ((updates + 1 - local.start_after) % local.every == 0)
-        if local.schedule == "fetch":
+        if local.sync_schedule == "every":
+            return must | ((updates + 1 - local.start_after) % local.sync_every == 0)
+        if local.sync_schedule == "fetch":
             fetch, seed = self._config.echo.fetch.loads, self._config.echo.seed
             return must | decide_fetches(fetch, seed, updates)
         random = mix(sequence(self._config.seed, _MEETINGS), updates) >> np.uint64(32)

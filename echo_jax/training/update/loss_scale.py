@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from echo_jax.config.run import RunSpec
@@ -66,7 +67,8 @@ def scale_numbers(config: RunSpec) -> jax.Array | None:
     if precision.loss_scale == "none":
         return None
     least = precision.min_scale if precision.loss_scale == "dynamic" else 0.0
-    return jnp.array([precision.init, precision.growth, least], jnp.float32)
+    numbers = [precision.init, precision.growth, least]
+    return jnp.asarray(np.array(numbers, np.float32))
 
 
 def unscale(tree: Any, factor: jax.Array | None) -> Any:

@@ -19,12 +19,13 @@ the last update of ``onecycle`` one more would have its end, as in optax.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from echo_jax.config.optim import OWN_OPTIMIZERS, SLOW_START_ENDS
@@ -260,11 +261,15 @@ def hyperparams(config: RunSpec) -> Hyperparams:
         scaled |= {name: 1 - ratio * (1 - scaled[name]) for name in ("b1", "b2")}
         scaled["eps"] /= math.sqrt(ratio)
     numbers = {**optim.to_dict(), **schedule_numbers(config), **scaled}
+
+    def array(values: Iterable[float], dtype: Any) -> jax.Array:
+        return jnp.asarray(np.array([*values], dtype))  # Compiles no conversion.
+
     return Hyperparams(
-        jnp.asarray([numbers[name] for name in _FLOATS], jnp.float32),
-        jnp.asarray([numbers[name] for name in _INTEGERS], jnp.int32),
-        jnp.asarray(tuple(numbers["boundaries"]), jnp.int32),
-        jnp.asarray(tuple(numbers["fractions"]), jnp.float32),
+        array((numbers[name] for name in _FLOATS), np.float32),
+        array((numbers[name] for name in _INTEGERS), np.int32),
+        array(numbers["boundaries"], np.int32),
+        array(numbers["fractions"], np.float32),
     )
 
 
