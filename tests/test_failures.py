@@ -67,6 +67,11 @@ def fail(monkeypatch, tmp_path, capfd):
             ["RESOURCE_EXHAUSTED: Out of memory; lower --config.batch_size"],
         ),
         (RuntimeError(DEAD.format(-11)), 1, ["was killed; if mem", "goes on"]),
+        (
+            jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: reset by peer"),
+            1,
+            ["reset by peer; another process of the run, or the way to it, is lost; "],
+        ),
         (RuntimeError(DEAD.format(-7)), 1, ["/dev/shm, is full; ", "--shm-size=8g"]),
         (OSError(errno.ENOSPC, FULL, "/psm_1a2b"), 1, ["/dev/shm, is full; lower --"]),
         (

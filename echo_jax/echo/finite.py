@@ -21,12 +21,8 @@ def is_finite(tree: Any) -> bool:
     """Returns whether all floating-point numbers of a pytree are finite."""
     # The common kinds first: every fresh item is checked.
     parts = tree.values() if type(tree) is dict else (tree,)
-    return not any(
-        _counted(leaf)[0]
-        for part in parts
-        if type(part) is not np.ndarray or part.dtype.kind not in "biu"
-        for _, leaf in flatten(part)
-    )
+    odd = (x for x in parts if type(x) is not np.ndarray or x.dtype.kind not in "biu")
+    return not any(_counted(leaf)[0] for part in odd for _, leaf in flatten(part))
 
 
 def what_is_bad(tree: Any) -> str:

@@ -34,6 +34,8 @@ _FIXES = {
     r"No such file|File exists|(Is|Not) a directory": "name another path",
     r"Input/output error": "the disk, or the way to it, fails: look at the system's "
     "log",
+    r"Gloo|NCCL|coordination service": "another process of the run, or the way to it, "
+    f"is lost; {_GOES_ON}",
     r"Worker process was terminated": "a worker that reads the data was killed; if "
     f"memory was used up, lower --config.data.workers; {_GOES_ON}",
     r"RESOURCE_EXHAUSTED|[Oo]ut of memory|MemoryError": "lower --config.batch_size, "
