@@ -206,7 +206,7 @@ def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
         words.append(f"R = {low if low == high else f'{low} to {high}'} as measured")
     if first.target is not None:
         words.append(f"dashed: the target, eval {first.metric} {first.target:g}")
-        words.append("marker: where an arm met it")
+        words.append("marker: it is met")
     subtitle = ";  ".join(words)
     subtitle = subtitle[:1].upper() + subtitle[1:]
     figure.text(0.012, 0.855, subtitle, fontsize=9, color="#555555")
