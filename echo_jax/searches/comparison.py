@@ -11,7 +11,6 @@ from etils import epath
 
 from echo_jax.files.folders import is_name, run_folder
 from echo_jax.files.json_files import DamagedFileError, missing, read_json
-from echo_jax.searches.space import Space
 from echo_jax.searches.statistics import (
     Interval,
     expected_best,
@@ -182,7 +181,7 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
         if metadata is None:
             raise StudyError(f"{folder} holds no study.json, so it is no study")
         _refuse_damaged(folder / "study.json", metadata)
-        protocol = _protocol(metadata)
+        protocol = Protocol.of(map(printable, metadata["arms"]), metadata)
         results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
         environments: list[Mapping[str, Any]] = []
         for unit in protocol.units():
@@ -226,20 +225,6 @@ def _refuse_damaged(path: epath.Path, metadata: Mapping[str, Any]) -> None:
     for arm, ratio in metadata.get("paper", {}).items():
         if not isinstance(ratio, int | float):
             raise DamagedFileError(path, f"'paper.{printable(arm)}' is no number")
-
-
-def _protocol(metadata: Mapping[str, Any]) -> Protocol:
-    search = metadata["search"]
-    space = Space.parse(search["space"])
-    return Protocol(
-        arms=tuple(printable(arm) for arm in metadata["arms"]),
-        space=space,
-        points=search["points"],
-        repeats=search["repeats"] if space.axes else 1,
-        streams=metadata["confirm"]["streams"],
-        seed=search["seed"],
-        cut=metadata["stop"]["cut"],
-    )
 
 
 def _searches(folder: epath.Path, protocol: Protocol, arm: str) -> list[Searched]:

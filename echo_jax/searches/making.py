@@ -108,15 +108,13 @@ def _state(
     fields = flat_fields(arm.to_dict())
     missing = object()
     own = {n: v for n, v in fields.items() if default.get(n, missing) != v}
-    # Earlier versions hashed the place of the data, which may move.
-    earlier = made_of(own, protocol, unit)
-    own.pop("data.source", None)
+    own.pop("data.source", None)  # The data may move.
     deciding = made_of(own, protocol, unit)
     points = protocol.points_of(unit, [])
     if unit.kind != "search":
         found = read_unit(workdir, unit.search)
         points = protocol.points_of(unit, found) if protocol.is_over(found) else []
-    made = read_unit(workdir, unit, (deciding, earlier))[: len(points)]
+    made = read_unit(workdir, unit, deciding)[: len(points)]
     # A longer search may have found another point.
     is_of = all(t.point == p for t, p in zip(made, points, strict=False))
     return deciding, points, made if is_of else []

@@ -16,9 +16,9 @@ after every trial. Processes and machines share nothing else.
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from etils import epath
 
@@ -107,6 +107,21 @@ class Protocol:
     seed: int
     cut: float  # Factor on the best trial's updates (see the module); 0 cuts nothing.
 
+    @classmethod
+    def of(cls, arms: Iterable[str], study: Mapping[str, Any]) -> Self:
+        """Returns the protocol of a study, from the fields of its ``study.json``."""
+        search = study["search"]
+        space = Space.parse(search["space"])
+        return cls(
+            arms=tuple(arms),
+            space=space,
+            points=search["points"],
+            repeats=search["repeats"] if space.axes else 1,
+            streams=study["confirm"]["streams"],
+            seed=search["seed"],
+            cut=study["stop"]["cut"],
+        )
+
     def units(self) -> list[Unit]:
         """Returns all units in the order in which they are made."""
         kinds = ("search", "confirm") if self.space.axes else ("confirm",)
@@ -158,9 +173,8 @@ def protocol_of(study: Any) -> Protocol | None:
     """
     if "search" not in study:
         return None
-    space = Space.parse(study.search.space.to_dict())
-    streams = study.confirm.streams
-    if not space.axes and not streams:
+    has_axes = Space.parse(study.search.space.to_dict()).axes
+    if not has_axes and not study.confirm.streams:
         return None
     if study.storage_ratio:
         raise ValueError(
@@ -174,15 +188,7 @@ def protocol_of(study: Any) -> Protocol | None:
     ):
         with named("config."), named(group):
             made(kind, values)
-    return Protocol(
-        arms=tuple(arm_names(study)),
-        space=space,
-        points=study.search.points,
-        repeats=study.search.repeats if space.axes else 1,
-        streams=streams,
-        seed=study.search.seed,
-        cut=study.stop.cut,
-    )
+    return Protocol.of(arm_names(study), study.to_dict())
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -224,15 +230,13 @@ def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_unit(
-    workdir: epath.Path, unit: Unit, wanted: Collection[str] = ()
-) -> list[Trial]:
-    """Returns the existing trials of a unit; refuses those of none of the hashes."""
+def read_unit(workdir: epath.Path, unit: Unit, wanted: str = "") -> list[Trial]:
+    """Returns the existing trials of a unit; refuses those of another hash."""
     path = unit.path(workdir)
     content = read_json(path, _UNIT)
     if content is None:
         return []
-    if wanted and content["made_of"] not in wanted:
+    if wanted and content["made_of"] != wanted:
         raise ValueError(
             f"{path} holds trials of another config or search; use another --workdir"
         )

@@ -159,10 +159,10 @@ def _facts(metadata: Any) -> Any:
 
 def identity(config: RunSpec, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns hashes of the config and the data, equal for a resumed run."""
-    hashes = [*_hashes(metadata)]
-    # Data with a hash may move to another place.
-    own = config_sha256(config, without_source=bool(hashes))
-    return {"config_sha256": own, "data_sha256": sha256_of(hashes)}
+    fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
+    if hashes := [*_hashes(metadata)]:  # Data with a hash may move to another place.
+        fixed["data"].pop("source", None)
+    return {"config_sha256": sha256_of(fixed), "data_sha256": sha256_of(hashes)}
 
 
 def check_saved(
@@ -182,8 +182,7 @@ def check_saved(
             f"that config.data.source={config.data.source!r} holds now; put the old "
             "ones back, or use another --workdir"
         )
-    # Earlier versions hashed the place of the data, too.
-    if host["config_sha256"] not in (found["config_sha256"], config_sha256(config)):
+    if host["config_sha256"] != found["config_sha256"]:
         raise ValueError(
             f"the checkpoint of update {update} was saved with another config than "
             "config.json; use another --workdir"
@@ -196,14 +195,6 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield from _hashes(value)
         elif name in ("sha256", "fingerprint"):
             yield value
-
-
-def config_sha256(config: RunSpec, *, without_source: bool = False) -> str:
-    """Hashes the fields that a resumed run must share with its checkpoint."""
-    fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
-    if without_source:
-        fixed["data"].pop("source", None)
-    return sha256_of(fixed)
 
 
 def _own_fields(config: RunSpec) -> dict[str, Any]:
