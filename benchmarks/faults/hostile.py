@@ -66,7 +66,7 @@ def _write_bombs(folder: Path) -> Path:
         archive.open("ant/huge.jpg", "w", force_zip64=True) as member,
     ):
         member.writelines(chunks)
-    with gzip.open(folder / "a.txt.gz", "wb", compresslevel=1) as file:
+    with gzip.open(folder / "a.txt.gz", "wb", compresslevel=9) as file:
         file.writelines(chunks)
     # The width and height of a PNG follow its first 16 bytes.
     png = (folder / "images" / "cat" / "a.png").read_bytes()
