@@ -158,6 +158,17 @@ def test_a_hostile_member_is_refused_by_name(tmp_path, kind):
     assert not (tmp_path.parent / "up").exists()
 
 
+def test_a_header_longer_than_any_memory_is_refused(tmp_path):
+    path = Path(
+        write(tmp_path / "x.tar", {"a/x": member("x", pax_headers={"comment": "y"})})
+    )
+    data = path.read_bytes()
+    at = data.index(b" comment=y") - 2
+    record = (b"9" * 20 + b" comment=y\n").ljust(40, b"\0")
+    path.write_bytes(data[:at] + record + data[at + 40 :])
+    assert "x.tar' is damaged, cut off, or not to be trusted" in refused(path)
+
+
 def test_a_sparse_member_is_refused(tmp_path):
     path = tmp_path / "x.tar"
     headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}

@@ -37,6 +37,8 @@ _TAR = ".tar"
 _MAX_DEFLATE_RATIO = 1032
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _IS_ENCRYPTED = 1
+# Where a header has a length of hundreds of digits, tarfile overflows.
+_TAR_DAMAGED = (*DAMAGED, tarfile.TarError, OverflowError, ValueError)
 _ZIP_DAMAGED = (*DAMAGED, zipfile.BadZipFile, NotImplementedError, struct.error)
 
 
@@ -190,7 +192,7 @@ class TarFiles:
             # Read to the end, where a packed archive has its checksum.
             while stream.take(_MAX_HEADER_BYTES):
                 pass
-        except (*DAMAGED, tarfile.TarError, ValueError) as error:
+        except _TAR_DAMAGED as error:
             raise _untrusted(self._path, error) from error
 
 
@@ -201,7 +203,7 @@ def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
             stream = _Within(plain, path.stat().st_size)
             for entry in _tar_entries(stream, [], folder=""):
                 yield entry, stream.tell()
-    except (*DAMAGED, tarfile.TarError, ValueError) as error:
+    except _TAR_DAMAGED as error:
         raise _untrusted(path, error) from error
 
 
