@@ -224,7 +224,7 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
     again, last = read(spread), json.loads(before[spread])
     for field in ("params_sha256", "updates", "fresh", "repeats"):
         assert again[field] == last[field]
-    assert "Arm 4 of 4: spread" in capsys.readouterr().out
+    assert "variant 4 of 4: spread" in capsys.readouterr().out
 
     kept = {name: (study / name).read_bytes() for name in ("study.json", *shown)}
     assert kept["study.json"] == before[study / "study.json"]
