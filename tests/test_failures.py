@@ -68,7 +68,9 @@ def fail(monkeypatch, tmp_path, capfd):
         ),
         (RuntimeError(DEAD.format(-11)), 1, ["was killed; if mem", "goes on"]),
         (
-            jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: reset by peer"),
+            jax.errors.JaxRuntimeError(
+                "UNKNOWN: Gloo all-reduce failed: reset by peer"
+            ),
             1,
             ["reset by peer; another process of the run, or the way to it, is lost; "],
         ),
@@ -239,3 +241,22 @@ with ending.owning_process(["echo-jax", "train"]):
     first, second = done.stderr.splitlines()
     assert first.startswith(f"echo-jax train: interrupted by {signum}")
     assert second == "  echo-jax train"
+
+
+def test_a_first_signal_is_heard_and_a_second_one_ends_a_command_at_once():
+    code = """
+import os, signal, threading
+from echo_jax.terminal import ending
+heard = threading.Event()
+with ending.owning_process(["echo-jax", "train", "--x"]):
+    with ending.StopSignals(lambda signum: heard.set()) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(heard.wait(60), signals.received, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
+"""
+    done = python(ROOT, "-c", code)
+    assert (done.returncode, done.stdout) == (143, "True 15\n")
+    first, second = done.stderr.splitlines()
+    assert "train: ended at once by a second signal, SIGTERM, without saving" in first
+    assert second == "  echo-jax train --x"
