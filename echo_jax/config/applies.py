@@ -124,12 +124,8 @@ def _conditions(config: Any) -> Iterator[tuple[str, str, bool, str]]:
     rule = "would decide adaptive draws too far ahead"
     yield "dispatch.steps", "echo.mode", not is_adaptive, rule
     rule = "has no place for a meeting: local updates are dispatched one by one"
-    yield (
-        "dispatch.steps",
-        "local.sync_schedule",
-        config.local.sync_schedule == "none",
-        rule,
-    )
+    is_one_model = config.local.sync_schedule == "none"
+    yield "dispatch.steps", "local.sync_schedule", is_one_model, rule
     yield "stop_at_target", "target", bool(config.target), "needs a target"
 
     for fields, switch, values in _NEEDED:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 from etils import epath
@@ -114,8 +113,10 @@ def _held_on_disk(path: epath.Path, line: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        owner = Path(path).read_bytes()[:_MOST_SHOWN].decode(errors="replace")
-        raise FolderInUseError(path, owner) from None
+        owner = b""
+        with contextlib.suppress(FileNotFoundError):  # The owner has just ended.
+            owner = path.read_bytes()[:_MOST_SHOWN]
+        raise FolderInUseError(path, owner.decode(errors="replace")) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -115,6 +115,27 @@ def test_a_wait_is_said_after_30_seconds_and_at_doubling_intervals(monkeypatch):
     assert len(notes) == len(said)
 
 
+def test_after_a_signal_only_a_wait_that_lasts_is_ended(monkeypatch):
+    """An evaluation of a minute waits for each of its batches, and is not ended."""
+    seconds, ends = [0.0], []
+    monkeypatch.setattr(Watchdog, "now", lambda *_: seconds[0])
+    monkeypatch.setattr("echo_jax.terminal.ending.owns_process", lambda: True)
+    monkeypatch.setattr(
+        "echo_jax.terminal.ending.end", lambda status, *_, **__: ends.append(status)
+    )
+    looked = Watchdog("of lm", timeout_s=0, note=print)
+    looked.stop(signal.SIGTERM)
+    for seconds[0] in range(60):
+        with looked.waiting("a batch"):
+            seconds[0] += 1
+            looked.look()
+    assert not ends
+    with looked.waiting("a batch"):
+        seconds[0] += 8
+        looked.look()
+    assert ends == [143]
+
+
 @pytest.mark.parametrize(
     ("options", "signum"),
     [

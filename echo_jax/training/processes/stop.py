@@ -8,6 +8,7 @@ where its data stands.
 """
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -179,8 +180,10 @@ class Watchdog:
             # The terminal may have been hung up; the run continues.
             with contextlib.suppress(OSError):
                 self._note(f"waits {said}")
-        if self._signal is not None and now - self._signal[1] >= _STOPPING_S:
-            self._end(wait, Interrupted(0, self._signal[0], waited=said))
+        # An evaluation waits often, and shortly: only a wait that lasts is ended.
+        signum, asked_s = self._signal or (0, math.inf)
+        if now - max(asked_s, wait.began_s) >= _STOPPING_S:
+            self._end(wait, Interrupted(0, signum, waited=said))
         elif 0 < self._timeout_s <= waited_s:
             self._end(wait, DataTimeoutError(said))
 
