@@ -83,12 +83,14 @@ NO_ROWS = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, no more", NO_ROWS])
 def test_a_damaged_image_or_array_is_refused(data):
     for read in (decode_image, lambda data: random_resized_crop(data, 0, 8)):
-        with pytest.raises(ValueError, match=f"{len(data)} bytes.*no readable image"):
+        with pytest.raises(
+            ValueError, match=f"{len(data)} bytes.*not a readable image"
+        ):
             read(data)
     image = smooth(4, 6)
     assert (decode_image(image[..., :1]) == image[..., :1]).all()
     for wrong in (image[..., 0], image.astype(np.float32)):
-        with pytest.raises(ValueError, match="is no image; give uint8"):
+        with pytest.raises(ValueError, match="is not an image; give uint8"):
             decode_image(wrong)
 
 

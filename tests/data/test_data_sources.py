@@ -370,7 +370,7 @@ def test_names_of_classes_are_read_through_no_link(tmp_path):
     secret, classes = tmp_path / "credentials", tmp_path / "classes.txt"
     secret.write_text("password")
     classes.symlink_to(secret)
-    said = "classes.txt' is a link, no file, or too large; put a file of at most"
+    said = "classes.txt' is a link, not a file, or too large; put a file of at most"
     assert said in refusal(f"wds:{tmp_path}")
     classes.unlink()
     os.mkfifo(classes)  # Whoever opens it waits for ever.
@@ -394,11 +394,11 @@ def test_shards_are_found_by_the_words_of_their_names(tmp_path):
         assert find_shards("", f"{tmp_path}/{pattern}", ".tar") == expected
     (tmp_path / "photos.tar").touch()
     for pattern, said in (
-        ("train-{000..002}.tar", "there is no file .*train-002.tar"),
+        ("train-{000..002}.tar", "train-002.tar. is missing"),
         ("train-{0..999999}.tar", "more than 100000 files"),
         ("{0..9999}{0..9999}", "more than 100000 files"),
-        ("nothing", "there is no file"),
-        ("", r"photos.tar' is no file .* names one split"),
+        ("nothing", "is missing"),
+        ("", r"photos.tar' must end with .* name one split"),
     ):
         with pytest.raises(ValueError, match=said):
             find_shards("wds:x", f"{tmp_path}/{pattern}", ".tar")

@@ -180,7 +180,7 @@ PACKED = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(BOMB)) + BOMB
     [
         (KNOWN, b"1\n2\n", None, "has the class '2', which data/meta.mat does not"),
         ({1: "n1", 3: "../etc"}, b"1\n", None, "has a class 'n1', and no n01440"),
-        (KNOWN, b"1\n", CUT, "meta.mat is no list of classes"),
+        (KNOWN, b"1\n", CUT, "meta.mat is not a list of classes"),
         (KNOWN, b"1\n", PACKED, "unpacks to more than"),
         (KNOWN, b"1\n" * (2**23 + 1), None, "is larger than 16777216 bytes"),
     ],
@@ -201,12 +201,12 @@ def test_a_devkit_that_is_none_is_refused(tmp_path, known, truth, meta, message)
     ("name", "content", "message"),
     [
         ("a.csv", b"", "it is empty"),
-        ("a.csv", b"1.jpg,\n", "line 1 lacks one of its first two columns"),
+        ("a.csv", b"1.jpg,\n", "line 1 needs two columns; add the missing"),
         ("a.csv", b"1.jpg,cat\n1.jpg,ant\n", "'1.jpg' is 'cat' and, in line 2, 'ant'"),
-        ("a.csv", b"1.jpg,\x1b[2J\n", "line 1 has '\\x1b[2J', which cannot be printed"),
+        ("a.csv", b"1.jpg,\x1b[2J\n", "line 1 has '\\x1b[2J'; use printable"),
         ("a.csv", b'"1.jpg,cat', "cannot be read"),
         ("a.csv", b"9.jpg,cat\n", "its first file is '9.jpg', and the first image 'ca"),
-        ("a.txt", b"1.jpg,cat", "is none of auto, first, last, and no .csv or .tsv"),
+        ("a.txt", b"1.jpg,cat", "give one of auto, first, last, a .csv or .tsv"),
     ],
 )
 def test_a_list_that_is_none_is_refused(tmp_path, name, content, message):
@@ -242,11 +242,11 @@ def test_classes_are_called_what_a_file_says(tmp_path, name, content):
     ("name", "content", "message"),
     [
         ("a.txt", b"n01 a\nn02 b\n", "has no name for 1 of 3 classes, such as 'n03'"),
-        ("a.txt", b"n01 , Carassius\n", "line 1 lacks one of its first two columns"),
+        ("a.txt", b"n01 , Carassius\n", "line 1 needs two columns; add the missing"),
         ("a.txt", b"\xff", "cannot be read"),
-        ("a.json", b"{}", "is no .txt, .csv or .tsv file"),
+        ("a.json", b"{}", "must be a .txt, .csv or .tsv file"),
         ("gone.txt", None, "cannot be read"),
-        ("x.zip/b.txt", None, "/x.zip' holds no file 'b.txt'"),
+        ("x.zip/b.txt", None, "/x.zip' has no 'b.txt'; name a file in it"),
     ],
 )
 def test_names_that_are_none_are_refused(tmp_path, name, content, message):

@@ -94,7 +94,7 @@ def test_packed_and_archived_annotations_and_images_are_the_same(tmp_path):
     for source, message in (
         (packed, as_in),
         (f"{packed}/instances_train2017.json", as_in),
-        (f"{plain}/x.json", r"lies in 'a\.tar', which is no \.zip; unpack"),
+        (f"{plain}/x.json", r"lies in 'a\.tar', which is not a \.zip; unpack"),
     ):
         with pytest.raises(PrepareError, match=message):
             prepare_coco([f"{source}:{zipped}"], Settings(out=tmp_path / "no"))
@@ -173,7 +173,7 @@ def test_what_is_bad_is_skipped_counted_and_named(tmp_path):
         "box of unknown category": 2,
         "box outside of the image": 2,
         "box that is not four finite numbers": 4,
-        "box whose area or iscrowd is no such number": 2,
+        "box whose area or iscrowd is not such a number": 2,
         "box without an area": 3,
         "box without an id of its own": 2,
         "image of another size than its annotations say": 1,
@@ -210,8 +210,8 @@ def test_a_box_is_clipped_to_its_image(tmp_path):
 
 NO_COCO = [
     (b"{}x", "it is not JSON"),
-    (b"1", "it is no JSON object"),
-    (b'{"categories": [1]}', "it has no list of categories"),
+    (b"1", "it must be a JSON object"),
+    (b'{"categories": [1]}', "it needs 'categories', a list of objects; add it"),
     (coco_json(IMAGES, [], [(1, "a"), (1, "b")]), "two with one id"),
     (coco_json({}, [], [(k, "a") for k in range(65_537)]), "more than 65536 cat"),
     (coco_json(IMAGES, [], [("1.5", "a")]), "id is '1.5', not a number below"),
@@ -302,7 +302,7 @@ def test_what_is_not_wanted_takes_no_memory(tmp_path):
     [
         ("train=a.json", "give one ANNOTATIONS:IMAGES"),
         ("train={0}/no.json:{0}/images", "no.json' cannot be read"),
-        ("train={0}/a.json:{0}/nowhere", "no such file or folder"),
+        ("train={0}/a.json:{0}/nowhere", "does not exist; name a file"),
     ],
 )
 def test_a_source_that_is_incomplete_is_refused(tmp_path, source, message):

@@ -151,7 +151,7 @@ def test_every_option_arrives(folder, capsys):
         ("films photos --out x", "invalid choice: 'films'"),
         ("images photos --out x --colour red", "unknown option '--colour'"),
         ("coco instances.json --out x", "give one ANNOTATIONS:IMAGES"),
-        ("verify photos", "'photos' is no prepared folder"),
+        ("verify photos", "'photos' is not a prepared folder"),
     ],
 )
 def test_what_is_mistyped_is_named_in_one_line(folder, command, message, capsys):

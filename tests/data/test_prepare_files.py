@@ -121,7 +121,7 @@ def test_what_is_no_file_in_a_folder_is_refused(tmp_path):
     (folder := tmp_path / "x").mkdir()
     for name, make, message in (
         ("pipe", os.mkfifo, "pipe' is neither a file nor a folder"),
-        ("broken", lambda path: path.symlink_to("nowhere"), "broken' leads nowhere"),
+        ("broken", lambda path: path.symlink_to("nowhere"), "broken' cannot be opened"),
         ("two\nlines", Path.touch, "name that is not printable UTF-8"),
     ):
         make(folder / name)
@@ -134,7 +134,7 @@ def test_another_kind_of_file_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     said = refused(tmp_path / name)
     assert "neither a folder nor a file named .zip, .tar, .tar.gz" in said
-    assert "no such file or folder" in refused(tmp_path / f"no-{name}")
+    assert "does not exist; name a file" in refused(tmp_path / f"no-{name}")
 
 
 HOSTILE = [

@@ -175,7 +175,7 @@ def test_other_options_or_sources_are_refused(source, tmp_path, monkeypatch):
 
 def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
     out = tmp_path / "a" / "out"
-    assert "no such file" in refusal(out, f"{tmp_path}/nothing.tar")
+    assert "does not exist; name a file" in refusal(out, f"{tmp_path}/nothing.tar")
     # Found when the source was read, before any shard.
     other = write(tmp_path / "other", {"val/1.jpg": make_image(1)})
     refusal(out, source, f"validation={other}")
@@ -190,7 +190,7 @@ def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").touch()
     assert "is a file" in refusal(tmp_path / "thesis.tex", source)
     said = refusal(tmp_path, source)
-    assert "holds 'a' and is no prepared folder" in said
+    assert "holds 'a' and is not a prepared folder" in said
     assert not (tmp_path / ".prepare").exists()
 
 
@@ -378,7 +378,7 @@ def test_what_is_held_out_goes_by_the_hash_of_names_alone(source, tmp_path):
         (["train="], {}, "'train=' names no source"),
         (["a", "validation=b"], {"holdout": 0.1}, "makes a validation split, and one"),
         (["test=a"], {"holdout": 0.1}, "needs a train split"),
-        (["./x=y"], {}, "'x=y': there is no such file"),
+        (["./x=y"], {}, "'x=y' does not exist; name a file"),
         (["a"], {"holdout": 1.0}, "--holdout=1.0"),
         (["a"], {"workers": -1}, "--workers=-1"),
         (["a"], {"shard_mb": 0.0}, "--shard-mb"),

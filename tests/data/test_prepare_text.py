@@ -269,10 +269,10 @@ def test_bad_files_are_skipped_counted_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.zst", b"x", "a.zst' is no text; unpack it first"),
+        ("a.zst", b"x", "a.zst' is not text; unpack it first"),
         ("a.txt", b"short", "has 6 tokens, and a block takes 9"),
-        ("none.txt", None, "no such file"),
-        ("", None, "there is no file in"),
+        ("none.txt", None, "does not exist; name a file"),
+        ("", None, "holds no files; name another folder"),
     ],
 )
 def test_a_source_without_text_is_refused(tmp_path, name, content, message):

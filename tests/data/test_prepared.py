@@ -83,7 +83,9 @@ def test_too_many_open_files_are_no_damage(folder):
 @pytest.mark.parametrize("missing", ["nowhere", "dataset.json/below", "empty"])
 def test_a_missing_or_unfinished_folder_is_refused(folder, missing):
     (folder / "empty").mkdir()
-    with pytest.raises(PreparedError, match=r"is no prepared folder: it has no data"):
+    with pytest.raises(
+        PreparedError, match=r"is not a prepared folder: it has no data"
+    ):
         read_info(folder / missing)
     with pytest.raises(PreparedError, match="no split 'test'; it has train"):
         open_prepared(folder, "test")

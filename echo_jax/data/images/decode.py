@@ -148,8 +148,8 @@ def decode_image(encoded: Encoded, *, as_stored: bool = False) -> np.ndarray:
         return _decode(encoded, _FULL if as_stored else _UPRIGHT)
     if encoded.dtype != np.uint8 or encoded.ndim != 3 or encoded.shape[2] not in (1, 3):
         raise ValueError(
-            f"An array of {encoded.dtype} and shape {encoded.shape} is no image; give "
-            "uint8[height, width, 3], or 1 channel."
+            f"An array of {encoded.dtype} and shape {encoded.shape} is not an image; "
+            "give uint8[height, width, 3], or 1 channel."
         )
     return encoded if encoded.shape[2] == 3 else np.repeat(encoded, 3, axis=2)
 
@@ -278,7 +278,7 @@ def _decode(data: bytes, flags: int) -> np.ndarray:
     image = cv2.imdecode(encoded, flags) if encoded.size else None
     if image is None:
         raise ValueError(
-            f"A record of {len(data)} bytes, beginning with {data[:8]!r}, is no "
+            f"A record of {len(data)} bytes, beginning with {data[:8]!r}, is not a "
             "readable image; write it again as JPEG."
         )
     return image

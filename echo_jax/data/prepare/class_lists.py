@@ -49,8 +49,8 @@ def read_list(path: Path) -> dict[str, str]:
     is_devkit = path.name.lower().endswith((".tar.gz", ".tar"))
     if path.suffix.lower() not in _DELIMITERS and not is_devkit:
         raise PrepareError(
-            f"--classes={path} is none of {', '.join(CLASSES)}, and no .csv or .tsv "
-            "file, nor the .tar.gz of ImageNet's devkit"
+            f"--classes={path} cannot be used; give one of {', '.join(CLASSES)}, a "
+            ".csv or .tsv file, or the .tar.gz of ImageNet's devkit"
         )
     with _named(f"--classes={path}"):
         return _read_devkit(path) if is_devkit else _read_table(path, 1)
@@ -59,7 +59,7 @@ def read_list(path: Path) -> dict[str, str]:
 def read_names(path: Path) -> dict[str, str]:
     """Returns the name by class, from a table or a text file such as ``words.txt``."""
     if path.suffix.lower() not in (".txt", *_DELIMITERS):
-        raise PrepareError(f"--names={path} is no .txt, .csv or .tsv file")
+        raise PrepareError(f"--names={path} must be a .txt, .csv or .tsv file")
     with _named(f"--names={path}"):
         return _read_table(path, 0)
 
@@ -97,10 +97,10 @@ def _read_table(path: Path, column: int) -> dict[str, str]:
         files = open_files(archive)
         index = {entry.name: index for index, entry in enumerate(files.entries)}
         if within not in index:
-            raise ValueError(f"{str(archive)!r} holds no file {within!r}")
+            raise ValueError(f"{str(archive)!r} has no {within!r}; name a file in it")
         content = _member(files, index[within], _MAX_LIST_BYTES)
     elif len(content := ReadFile(path, 0, _MAX_LIST_BYTES + 1)()) > _MAX_LIST_BYTES:
-        raise ValueError(f"it is larger than {_MAX_LIST_BYTES} bytes")
+        raise ValueError(f"it has over {_MAX_LIST_BYTES} bytes; give a shorter list")
     delimiter = _DELIMITERS.get(path.suffix.lower())
     rows = _rows(content, delimiter) if delimiter else _lines(content)
     return _pairs(_whole_classes(rows, column))
@@ -178,16 +178,16 @@ def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
         if not any(row):
             continue
         if len(row) < 2 or not (row[0] and row[1]):
-            raise ValueError(f"line {line} lacks one of its first two columns")
+            raise ValueError(f"line {line} needs two columns; add the missing one")
         if not row[1].isprintable():
-            raise ValueError(f"line {line} has {row[1]!r}, which cannot be printed")
+            raise ValueError(f"line {line} has {row[1]!r}; use printable characters")
         name = plain_name(row[0])
         if pairs.setdefault(name, row[1]) != row[1]:
             raise ValueError(
-                f"{name!r} is {pairs[name]!r} and, in line {line}, {row[1]!r}"
+                f"{name!r} is {pairs[name]!r} and, in line {line}, {row[1]!r}; keep one"
             )
     if not pairs:
-        raise ValueError("it is empty")
+        raise ValueError("it is empty; give a row for each file or class")
     return pairs
 
 
@@ -228,7 +228,9 @@ def _class_names(mat: bytes) -> dict[str, str]:
         names = {str(each["ILSVRC2012_ID"]): str(each["WNID"]) for each in found}
     # It raises exceptions of all types on other files.
     except Exception as error:
-        raise ValueError(f"{_META} is no list of classes ({error!r:.200})") from error
+        raise ValueError(
+            f"{_META} is not a list of classes ({error!r:.200})"
+        ) from error
     if strange := [name for name in names.values() if not _CLASS_NAME.fullmatch(name)]:
         raise ValueError(f"{_META} has a class {strange[0]!r:.40}, and no n01440764")
     return names

@@ -143,7 +143,7 @@ def check_box(
         for name, usual in (("area", width * height), ("iscrowd", 0))
     )
     if not _is_number(area) or area < 0 or crowd not in (0, 1):
-        return "box whose area or iscrowd is no such number"
+        return "box whose area or iscrowd is not such a number"
     ymin, xmin, ymax, xmax = corners.tolist()
     return Box(
         (ymin, xmin, ymax, xmax),
@@ -162,7 +162,7 @@ def _opened(path: Path) -> Generator[tuple[int, Iterator[bytes]]]:
             yield path.stat().st_size, chunks
         return
     if archive.suffix.lower() != ".zip":
-        raise ValueError(f"it lies in {archive.name!r}, which is no .zip; unpack that")
+        raise ValueError(f"it lies in {archive.name!r}, which is not a .zip; unpack it")
     files = ZipFiles(archive)
     names = [entry.name for entry in files.entries]
     if name not in names:
@@ -203,7 +203,7 @@ def _refuse_other_kinds(content: Mapping[str, Any]) -> None:
 def _list(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     found = content.get(name)
     if not isinstance(found, list) or not all(isinstance(e, dict) for e in found):
-        raise ValueError(f"it has no list of {name}")
+        raise ValueError(f"it needs {name!r}, a list of objects; add it")
     for entry in found:
         for field in _WHOLE:
             if field in entry:
@@ -288,7 +288,7 @@ def _read_fields(chunks: Iterable[bytes], max_bytes: int) -> dict[str, Any]:
         raise ValueError(f"it is not JSON: {reason}, near {_shown(near)}") from error
     keeper.take(events)
     if not isinstance(found := keeper.builder.value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it must be a JSON object, with images and annotations")
     return found
 
 

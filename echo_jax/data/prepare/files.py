@@ -49,7 +49,7 @@ def open_files(path: Path, on_progress: OnProgress = lambda what, part: None) ->
         return _Folder(path)
     archive, folder = archive_of(path)
     if archive is None:
-        raise PrepareError(f"{str(path)!r}: there is no such file or folder")
+        raise PrepareError(f"{str(path)!r} does not exist; name a file or folder")
     if not archive.name.lower().endswith(_ARCHIVES):
         raise PrepareError(
             f"{str(archive)!r} is neither a folder nor a file named "
@@ -143,7 +143,9 @@ def _walk(
             try:
                 status = entry.stat()
             except OSError as error:
-                raise PrepareError(f"{entry.path!r} leads nowhere: {error}") from error
+                raise PrepareError(
+                    f"{entry.path!r} cannot be opened: {error}; mend or remove it"
+                ) from error
             if stat.S_ISDIR(status.st_mode):
                 yield from _walk(Path(entry.path), above | {here}, f"{name}/")
             elif not stat.S_ISREG(status.st_mode):

@@ -125,7 +125,7 @@ class Settings:
     def __post_init__(self):
         if not 0 <= self.holdout < 1:
             raise PrepareError(
-                f"--holdout={self.holdout} is no share of at least 0 and below 1"
+                f"--holdout={self.holdout} must be at least 0 and below 1, such as 0.1"
             )
         if self.workers < 0:
             raise PrepareError(f"--workers={self.workers} must be at least 1")

@@ -243,12 +243,12 @@ def _text_files(paths: Sequence[str]) -> list[_TextFile]:
         elif path.is_file():
             files.append(_TextFile(path, path.name))
         else:
-            raise PrepareError(f"{str(path)!r}: there is no such file or folder")
+            raise PrepareError(f"{str(path)!r} does not exist; name a file or folder")
     for file in files:
         if file.path.suffix.lower() in _OTHER_PACKED:
-            raise PrepareError(f"{str(file.path)!r} is no text; unpack it first")
+            raise PrepareError(f"{str(file.path)!r} is not text; unpack it first")
     if not files:
-        raise PrepareError(f"there is no file in {', '.join(paths)}")
+        raise PrepareError(f"{', '.join(paths)} holds no files; name another folder")
     return files
 
 

@@ -64,7 +64,7 @@ class Workspace:
         names = {path.name for path in found} - {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
             raise PrepareError(
-                f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
+                f"--out={self._out} holds {min(names)!r} and is not a prepared folder; "
                 "name a new one"
             )
         self._lock.__enter__()

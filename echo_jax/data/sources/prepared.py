@@ -91,8 +91,8 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         raise PreparedError(f"{error}. {_AGAIN}") from error
     if info is None:
         raise PreparedError(
-            f"{str(folder)!r} is no prepared folder: it has no {DATASET_FILE}, which "
-            "is written last. Run `echo-jax prepare` to make it, or to finish it."
+            f"{str(folder)!r} is not a prepared folder: it has no {DATASET_FILE}, "
+            "which is written last. Run `echo-jax prepare` to make it, or to finish it."
         )
     if (found := info.get("format")) != FORMAT:
         raise PreparedError(

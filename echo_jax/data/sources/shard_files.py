@@ -88,7 +88,9 @@ def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]
         for name in _expanded(pattern):
             paths = [name] if Path(name).is_file() else sorted(glob.glob(name))
             if not paths:
-                raise ValueError(f"data.source={source!r}: there is no file {name!r}.")
+                raise ValueError(
+                    f"data.source={source!r}: {name!r} is missing; name other files."
+                )
             found += map(Path, paths)
     if not found:
         raise ValueError(
@@ -101,8 +103,8 @@ def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]
         named = [split for split in _SPLITS if split in words]
         if len(named) != 1 or not path.is_file() or path.suffix != suffix:
             raise ValueError(
-                f"data.source={source!r}: {str(path)!r} is no file that ends with "
-                f"{suffix} and names one split; call it as in train-000{suffix}, with "
+                f"data.source={source!r}: {str(path)!r} must end with "
+                f"{suffix} and name one split; call it as in train-000{suffix}, with "
                 f"one of {', '.join(_SPLITS)}."
             )
         splits.setdefault(named[0], []).append(path)
@@ -146,7 +148,7 @@ def read_classes(folder: Path) -> list[str] | None:
     is_file = path.is_file() and not path.is_symlink()
     if not is_file or path.stat().st_size > _MAX_CLASSES_BYTES:
         raise ValueError(
-            f"{str(path)!r} is a link, no file, or too large; put a file of at most "
+            f"{str(path)!r} is a link, not a file, or too large; put a file of at most "
             f"{_MAX_CLASSES_BYTES} bytes there."
         )
     try:
