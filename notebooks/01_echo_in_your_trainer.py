@@ -12,23 +12,21 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/01_echo_in_your_trainer.ipynb)
 #
 # You have a training loop in plain JAX and a Python iterator that feeds it, and the
-# iterator is slow. This notebook measures how slow (`ej.probe`), then repeats what the
-# iterator has produced instead of waiting for it: three lines on the host
-# (`ej.echo_batches`), and again on the accelerator, with every repeat augmented anew
-# (`ej.device.echo_batches`). It shows what that was worth, in seconds and in loss, and
-# ends with a loader that stalls,
-# for which an adaptive echo (`ej.AdaptiveSpec`) repeats only while nothing fresh is
-# ready.
+# iterator is slow. This notebook measures how slow (`ej.probe`). Then it repeats data
+# instead of waiting: three lines on the host (`ej.echo_batches`), and again on the
+# accelerator, where every repeat gets a new augmentation (`ej.device.echo_batches`). It
+# compares seconds and losses. At the end, a loader stalls, and an adaptive echo
+# (`ej.AdaptiveSpec`) repeats only while no fresh batch is ready.
 #
-# It takes about two minutes on two CPU cores. The slow storage is simulated: it
-# sleeps. The images are synthetic, so that nothing has to be downloaded. The rest is
-# real. What stands below the cells is of one run, on two cores that other work used as
-# well: all seconds are theirs, and so are R and the factor that follows from it.
+# It takes about two minutes on two CPU cores. The slow storage is simulated: it sleeps.
+# The images are synthetic, so that nothing has to be downloaded. The rest is real. The
+# outputs below are of one run, on two cores that other work used at the same time. So
+# its seconds, R and factor are not those of an idle machine.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies, or name a wheel: nothing has to be
-# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks]'` in a
-# checkout, the next cell does nothing.
+# address of your copy of the repository, or name a wheel. Nothing has to be cloned. If
+# echo_jax is installed, for example by `pip install -e '.[notebooks]'` in a checkout,
+# the next cell does nothing.
 
 # %%
 import importlib.util
@@ -55,8 +53,8 @@ if importlib.util.find_spec("echo_jax") is None:
 # %% [markdown]
 # ## A loop that waits
 #
-# A small convolutional network learns to tell eight shapes apart. Nothing in the next
-# two cells knows of echo_jax, but for the images themselves, which it draws.
+# A small convolutional network learns to tell eight shapes apart. The next two cells
+# use echo_jax only to draw the images.
 #
 # The loader reads one record after the other. Each read takes a millisecond, as over a
 # network, and then the record is a JPEG to be decoded.
@@ -181,13 +179,13 @@ report = ej.probe(loader(), train_step, state=new_state(), seconds=2 if TINY els
 print(report)
 
 # %% [markdown]
-# Read the advice first: it says to read with more threads or processes, if you can.
-# Here the loop is left as it is, as if the storage gave no more. The advice then is a
-# factor: min(R, 4), a careful start. In tuned studies of small models factors up to 8
-# still saved fresh examples, and more updates than R allows cost time.
+# Read the advice first: use more threads or processes to read, if you can. Here the
+# loop stays as it is, as if the storage were at its limit. Then the advice is a factor
+# of min(R, 4), a careful start. In tuned studies of small models factors up to 8 still
+# saved fresh examples, and more updates than R allows cost time.
 #
-# (The echo that the probe timed repeats whole batches: that shows what the time is, not
-# what the repeats are worth.)
+# (The probe timed an echo of whole batches. This shows its time, not the value of its
+# repeats.)
 
 # %%
 factor = report.advised_factor
@@ -199,9 +197,9 @@ else:
 # %% [markdown]
 # ## Before
 #
-# The loop: batches in, updates out. Every so often it stops its clock and looks at the
-# loss of images that it is not trained on. The clock starts after three updates, so
-# that compiling is not counted.
+# The loop takes a batch for each update. From time to time it stops its clock and
+# evaluates the loss on held-out images. The clock starts after three updates, so
+# compilation is not counted.
 
 
 # %%
@@ -252,7 +250,7 @@ with ej.echo_batches(fresh, spec, drop_remainder=True) as batches:
 print(batches.counts)
 
 # %% [markdown]
-# A repeat here is the same picture again, down to the pixel: the augmentation came
+# A repeat here has the same pixels as the first use, because the augmentation comes
 # before the echo.
 #
 # ## On the accelerator, with every repeat augmented anew
@@ -310,9 +308,9 @@ print(f"The same images in each batch: {np.array_equal(tags.fresh_index, same)}"
 # %% [markdown]
 # ## What it was worth
 #
-# All three read equally much. Left: seconds of training, the axis that you pay for.
-# Right: the same runs against updates, where an echo has nothing to gain: a repeat is
-# at best as good as a fresh image.
+# All three read the same number of images. Left: seconds of training, which you pay
+# for. Right: the same runs against updates. An echo gains nothing on this axis, because
+# a repeat is at most as good as a fresh image.
 
 # %%
 COLOURS = {
@@ -350,19 +348,18 @@ for name, rows in curves.items():
     print(f"{name:16}{updates:9}{seconds:9.1f}{lowest:13.3f}   {when}")
 
 # %% [markdown]
-# The last column is the time at which an arm first had the loss with which the loop
-# without an echo ended. The losses follow from the factor and the seeds, not from the
-# speed of a machine: at e = 4, with three initial networks, the held-out loss ended at
-# 1.65 to 1.81 without an echo, at 1.18 to 1.26 with `ej.echo_batches`, and at 0.92 to
-# 0.98 with `ej.device.echo_batches`. Repeats that are augmented anew stay useful for
-# longer.
+# The last column is the time at which a variant first reached the final loss of the
+# loop without an echo. The losses depend on the factor and the seeds, not on the speed
+# of a machine. At e = 4, with three initial networks, the held-out loss ended at 1.65
+# to 1.81 without an echo, at 1.18 to 1.26 with `ej.echo_batches`, and at 0.92 to 0.98
+# with `ej.device.echo_batches`. Repeats with a new augmentation stay useful for longer.
 #
 # ## A loader that stalls
 #
 # The loader above is slow at a constant rate, and a fixed factor fits it. Others come
-# in bursts: a file system that many share answers at once for a while, and then not for
-# long. The next loader does that: nine batches at once, then a stall of forty updates'
-# time, so that R is 4 in the mean. (Its batches lie in memory, and it sleeps.)
+# in bursts: a shared file system answers at once for a while, then it stalls. The next
+# loader does this: nine batches at once, then a stall of forty updates' time. Its mean
+# R is 4. (Its batches are in memory, and it sleeps.)
 
 # %%
 STEP_S = report.t_down_s
@@ -418,14 +415,14 @@ for name, spec in specs.items():
 # %% [markdown]
 # The fixed echo asks for its next fresh batch at a constant rate. While the loader is
 # fast it takes none in advance, and when the loader stalls it soon waits. The adaptive
-# one has taken what came, and lives on it.
+# echo has taken all batches that came, and repeats them.
 #
-# `docs/choose-an-echo.md` says when adaptive is the right mode; where a constant R is
-# known, a fixed factor is, since its repeats lie further apart.
+# `docs/choose-an-echo.md` says when adaptive is the right mode; if R is constant and
+# known, use a fixed factor, because its repeats are further apart.
 #
-# What an adaptive echo decides depends on the clock, so it is kept: `log` has a bit for
-# each batch, and lies in `get_state()`, too, if the loader has a state. An echo that
-# replays it makes the same batches, however fast its loader is:
+# The decisions of an adaptive echo depend on the clock, so it keeps them: `log` has a
+# bit for each batch. It is also part of `get_state()`, if the loader has a state. An
+# echo that replays the log makes the same batches, however fast its loader is:
 
 # %%
 log = batches.log
@@ -437,7 +434,7 @@ with ej.echo_batches(bursts(0), spec) as batches:
 print(f"{len(again)} batches, the same images in all: {np.array_equal(again, used)}")
 
 # %% [markdown]
-# Mind what this notebook is not: one seed, one learning rate for all, a small network,
-# and a storage that sleeps. It shows what happens when echoing is switched on in a loop
-# that waits. What it is worth to yours, a run of yours shows; `02_where_to_echo` shows
-# what there is to choose, and `docs/choose-an-echo.md` how to choose.
+# This notebook has one seed, one learning rate for all variants, a small network, and a
+# storage that sleeps. It shows what happens when a loop that waits gets an echo.
+# Measure the gain in your own training. `02_where_to_echo` shows the choices, and
+# `docs/choose-an-echo.md` says how to choose.

@@ -11,20 +11,20 @@
 #
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/02_where_to_echo.ipynb)
 #
-# An echo can follow any stage of the input pipeline, and lay its repeats out in several
-# orders. This notebook shows what that means in pictures: what a repeat looks like
-# after each stage, what it costs the host, what augmentation on the accelerator does,
-# and when which item is used.
+# An echo can follow any stage of the input pipeline, and arrange its repeats in several
+# orders. This notebook shows in pictures what a repeat looks like after each stage,
+# what it costs the host, what augmentation on the accelerator does, and when each item
+# is used.
 #
 # It takes less than a minute on two CPU cores. The images are synthetic shapes of 32 by
 # 32 pixels, drawn by the program and stored as JPEG, so that nothing has to be
-# downloaded. Nothing is trained: what placements and orders are worth in training is
-# measured in `docs/choose-an-echo.md` and in `03_explore_results`.
+# downloaded. It trains no network: `docs/choose-an-echo.md` and `03_explore_results`
+# have trainings with each placement and order.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies, or name a wheel: nothing has to be
-# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks]'` in a
-# checkout, the next cell does nothing.
+# address of your copy of the repository, or name a wheel. Nothing has to be cloned. If
+# echo_jax is installed, for example by `pip install -e '.[notebooks]'` in a checkout,
+# the next cell does nothing.
 
 # %%
 import importlib.util
@@ -140,9 +140,10 @@ for part, (stage, words) in zip(
 plt.show()
 
 # %% [markdown]
-# After **read** and **decode** a repeat is augmented anew, so the network sees another
-# picture. After **augment** it sees the same picture among other pictures. After
-# **batch** it sees the same batch, here right after the first time: the weakest echo.
+# After **read** and **decode** a repeat gets a new augmentation, so the network sees
+# another picture. After **augment** it sees the same picture among other pictures.
+# After **batch** it sees the same batch, here right after the first time: the weakest
+# echo.
 #
 # ## What a repeat costs the host
 #
@@ -283,8 +284,8 @@ print(
 )
 
 # %% [markdown]
-# What a use looks like is decided by (seed, fresh index, use) and nothing else, so the
-# same seed gives the same pictures again, to the bit:
+# The picture of a use follows from (seed, fresh index, use) alone, so the same seed
+# gives bit-exact pictures again:
 
 # %%
 first, second = (images_by_use(echo_on_device()) for _ in range(2))
@@ -296,8 +297,8 @@ print(
 # %% [markdown]
 # ## When is an item used?
 #
-# The **order** of an `ej.EchoSpec` lays the uses of an item out in time. Behind each
-# other (`consecutive`), at random within a bounded delay (`window_shuffle`), through
+# The **order** of an `ej.EchoSpec` arranges the uses of an item in time: one after
+# another (`consecutive`), at random within a bounded delay (`window_shuffle`), through
 # the paper's own shuffle buffer (`shuffle_buffer`), or evenly far apart (`spread`). The
 # items may be anything: here they are just numbers. Each dot is one use; the colour is
 # the use's number.
@@ -365,9 +366,9 @@ plt.show()
 # `ej.StochasticSpec` tosses a coin: it loads a fresh batch with a probability that may
 # change while it trains, and else repeats at random from the last `buffer` items.
 #
-# What an adaptive echo decides depends on the clock, and is kept in its `log`. Here it
-# is given a log to `replay`, of a loader that stalls for twelve updates now and then,
-# so that this picture is always the same.
+# The decisions of an adaptive echo depend on the clock, and its `log` keeps them. Here
+# it replays the log of a loader that sometimes stalls for twelve updates, so this
+# picture is always the same.
 
 # %%
 log = ej.DecisionLog(([True] * 5 + [False] * 12) * 3)
@@ -388,8 +389,8 @@ plt.show()
 # %% [markdown]
 # Adaptive: five fresh batches in a row while the loader is fast, then the repeats of
 # the last four of them, which are what the buffer holds, while it stalls. Stochastic:
-# some items are used once and others often, and how much is read is known on average
-# only.
+# some items are used once and others often. The number of fresh items is known only on
+# average.
 #
 # `docs/choose-an-echo.md` says which one when; `01_echo_in_your_trainer` shows an
 # adaptive echo in a loop, and `03_explore_results` one in a config.
@@ -397,8 +398,8 @@ plt.show()
 # ## Lags
 #
 # The **lag** is the number of updates between two uses of an item. In the paper's
-# figure 7 (Choi et al. 2019; e = 2, a language model) what a repeat is worth goes with
-# it: the longer, the better.
+# figure 7 (Choi et al. 2019; e = 2, a language model) a repeat is worth more at a
+# longer lag.
 
 
 # %%
@@ -442,8 +443,8 @@ plt.show()
 # ## What the buffer does
 #
 # The buffer is counted in fresh items that are kept; for `shuffle_buffer` in uses, of
-# fewer items. It is the one thing that a long lag costs: memory. The line is the median
-# lag, and the shade holds nine lags in ten.
+# fewer items. A long lag costs memory. The line is the median lag, and the shade has
+# nine lags in ten.
 
 # %%
 buffers = (32, 64) if TINY else (32, 64, 128, 256, 512)

@@ -13,16 +13,16 @@
 #
 # A run folder is enough to use what was trained: `ej.load_run` needs neither the data
 # nor the devices of the training. This notebook trains two small models, loads them,
-# evaluates one again, looks at what it predicts, continues a text, writes weights and a
-# program for others, and begins another run with what was learnt.
+# evaluates one again, shows its predictions, continues a text, writes weights and a
+# program for other tools, and starts another run from the learned weights.
 #
-# It takes some minutes on two CPU cores. The images are drawn, and the text is
-# Python's own standard library, so that nothing has to be downloaded. What stands below
-# the cells is of one run, on two cores that other work used as well.
+# It takes some minutes on two CPU cores. The images are drawn, and the text is Python's
+# own standard library, so that nothing has to be downloaded. The outputs below are of
+# one run, on two cores that other work used at the same time.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies, or name a wheel: nothing has to be
-# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks,export]'` in a
+# address of your copy of the repository, or name a wheel. Nothing has to be cloned. If
+# echo_jax is installed, for example by `pip install -e '.[notebooks,export]'` in a
 # checkout, the next cell does nothing.
 
 # %%
@@ -67,8 +67,8 @@ os.chdir(tempfile.mkdtemp())  # receives what this notebook writes
 # %% [markdown]
 # ## Train
 #
-# A ResNet that tells eight shapes apart. What it would need of its data later, the
-# names of the classes, it keeps in its run folder.
+# A ResNet learns to tell eight shapes apart. Its run folder keeps the names of the
+# classes, so the data is not needed later.
 
 # %%
 fields = {"optim.name": "adamw", "optim.lr": 0.01, "batch_size": 64}
@@ -82,7 +82,7 @@ sorted(path.name for path in Path("shapes").iterdir())
 # %% [markdown]
 # ## Load, and evaluate again
 #
-# The evaluation of a loaded run is that of its training, to the bit.
+# The evaluation of a loaded run is bit-exact the evaluation of its training.
 
 # %%
 run = ej.load_run("shapes")
@@ -93,8 +93,8 @@ print(run.update, run.classes, found.metrics)
 # %% [markdown]
 # ## Predict
 #
-# `run.predict` takes files, encoded images or arrays of any size, and does to them what
-# evaluation does. Here they are arrays, from the evaluation split.
+# `run.predict` takes files, encoded images or arrays of any size, and prepares them as
+# the evaluation does. Here they are arrays, from the evaluation split.
 
 # %%
 batch = next(iter(build(run.config).eval_batches()))
