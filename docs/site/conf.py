@@ -32,6 +32,7 @@ html_title = "echo_jax"
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_extra_path = ["root"]  # Its index.html leads to the first page.
 # Outputs are those that run_notebooks.py has stored.
 nb_execution_mode = "off"
 smartquotes = False  # --options are typed.
