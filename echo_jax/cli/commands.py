@@ -49,8 +49,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _TRAINING = ("train", "study", "sweep", "probe")  # with jax, and threads in native code
 
 
-# 0: success. 1: it failed, or the output was closed. 2: the command line is wrong. 75:
-# the data did not come, or another process was lost. 128 + n: signal n stopped it.
+# `echo-jax train --help` lists the exit statuses.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command (by default of this process) and returns its exit status."""
     try:

@@ -31,17 +31,16 @@ Each command has a --help of its own."""
 
 _TRAIN_EPILOG = """\
 Every field of the config is a flag: --config.FIELD=VALUE. 'echo-jax configs show lm'
-shows the fields of a config and what each means, as the site's page on fields does; a
-mistyped one is answered with those that there are. 'echo-jax configs copy lm' makes a
-file of your own.
-The same command with the same workdir resumes.
+prints the fields of a config with their meanings. 'echo-jax configs copy lm' copies a
+config file, for changes of your own. The same command with the same workdir resumes.
 
-Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (as in '#SBATCH --signal=USR1@90') saves
-and ends, also while the data hangs; a second one ends at once. Data that does not come
-is said after 30 s, and ends the run, saved, after --config.data.timeout_s seconds.
-Several processes end together; a save takes all of them. Exit status: 0; 1 if training
-failed; 2 if it cannot be run as it was typed; 75 if the data did not come, or another
-process was lost; 128 and its number after a signal, such as 130 after Ctrl-C.
+Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 save the run and end it; a second signal
+ends it at once. If data does not come, the run prints a message after 30 s, and ends
+after --config.data.timeout_s seconds. It resumes from its last checkpoint.
+
+Exit status: 0 if all is well, 1 if training failed, 2 if the command is wrong, 75 if
+the data did not come, 134 if jax lost another process of the run, and 128 plus the
+signal's number after a signal, such as 130 after Ctrl-C.
 
 examples:
   echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\
