@@ -30,35 +30,36 @@ echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
 echo.order=random | config.echo.order='random' is unknown; use
 echo.stage=crop | config.echo.stage='crop' ... one of read,
 optim.lr=0.0 | config.optim.lr=0.0 must be above 0
-optim.schedule=piecewise optim.boundaries=(5,9.5) | above the 10 of ... =(40,)
-optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
+optim.schedule=piecewise optim.boundaries=(5,12) | above the 10 of ... =(40,)
+optim.boundaries=(5,9.5) | boundaries=(5, 9.5) must be a whole number
+optim.boundaries=(5,) | boundaries=(5,) needs config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
 target=nan | config.target=nan must be finite
-stop_at_target=True | config.stop_at_target=True needs a target
+stop_at_target=True | config.stop_at_target=True needs config.target!=0.0
 echo.buffer_on=tpu | config.echo.buffer_on='tpu' must be one of host, dev
 echo.buffer_on=device echo.stage=batch | goes with echo.buffer_on=host; ... =decode
-echo.lanes=2 | lanes=2 needs --config.echo.buffer_on=device
-echo.replay=x | replay='x' ... needs --config.echo.mode=adaptive
-echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .max_uses=6
+echo.lanes=2 | lanes=2 needs config.echo.buffer_on=device
+echo.replay=x | replay='x' ... needs config.echo.mode=adaptive
+echo.mode=adaptive echo.replay=pattern:1100000000001 | must be 6 or more ... .max_uses=6
 echo.mode=adaptive echo.min_uses=5 | min_uses=5 ... ... --config.echo.min_uses=4
-echo.min_uses=2 | min_uses=2 belongs to mode adaptive ... echo.min_uses=1
-echo.mode=adaptive dispatch.steps=2 | steps=2 would decide adaptive draws too far ahead
-D echo.lanes=24 | lanes=24 must divide config.batch_size=32; ... .echo.lanes=8
-D echo.mode=adaptive echo.factor=2.0 | belongs to mode fixed ... .echo.max_uses
+echo.min_uses=2 | min_uses=2 needs config.echo.mode=adaptive ... echo.min_uses=1
+echo.mode=adaptive dispatch.steps=2 | steps=2 needs config.echo.mode!=adaptive; set --config.dis
+D echo.lanes=24 | not a multiple of the 24 devices and lanes; ... batch_size=48
+D echo.mode=adaptive echo.factor=2.0 | needs config.echo.mode=fixed ... .echo.max_uses
 D echo.mode=adaptive data.prefetch=0 | prefetch=0 reads when asked ... data.prefetch=4
 data.pipeline=torch | config.data.pipeline='torch' ... grain, tf
 data.pipeline=tfdata data.workers=2 | workers=2 needs data.pipeline=grain; ... --config
 data.threads=-1 | config.data.threads=-1 must be at least 0; set
 data.storage.latency_s=-1.0 | data.storage.latency_s=-1.0 must be a finite number >= 0
 echo.buffer=0 | echo.buffer must ... Use --config.echo.buffer=1.
-echo.fetch.start=0.5 | start=0.5 needs --config.echo.mode=stoch
+echo.fetch.start=0.5 echo.fetch.end=0.5 | start=0.5 needs config.echo.mode=stoch
 D echo.mode=stochastic echo.fetch.end=0.5 | schedule has end=0.5 other than start=1
 D echo.mode=stochastic echo.fetch.start=0.0 | fetch.start=0.0 must be a prob
 mesh.data=0 | config.mesh.data=0 must be at least 1, or -1
 optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below the 60
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
-batch_size=10 mesh.data=2 mesh.fsdp=2 | must be a multiple of the 4 ... batch_size=12
+batch_size=10 mesh.data=2 mesh.fsdp=2 | batch_size=10 is not a multiple of the 4 dev ... --config.mesh.data=1
 echo.factor=3.0 echo.order=spread | buffer=1 is too small for order
 echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; it has buffer,
 echo=3 | config.echo is a group; set one of its fields: buffer
@@ -253,12 +254,7 @@ def test_what_is_typed_and_does_not_apply_is_refused_once_the_rest_is_left_out(
     assert cli.main([*argv, *(f"--config.base.{each}" for each in typed)]) == 2
     notes = capsys.readouterr().err
     assert notes.count("config.base.optim.warmup_updates=") == 1
-    assert "config.optim.clip_norm=1.0 has no meaning with lars" in notes
-    config = load_config("quickstart:storage").base
-    with config.unlocked():
-        del config.echo.max_uses
-    with pytest.raises(ValueError, match=r"no field 'echo\.max_uses'; let get_config"):
-        check_config(config)
+    assert "config.optim.clip_norm=1.0 needs config.optim.name!=lars" in notes
 
 
 SPACE = {"optim": {"lr": "log:1e-4:1e-2"}}
@@ -303,7 +299,7 @@ def test_a_protocol_is_what_the_fields_say():
         ({"search.points": 0}, r"search\.points=0 must be at least 1"),
         ({"confirm.streams": -1}, r"streams=-1 must be at least 0"),
         ({"stop.cut": 0.5}, r"cut=0.5 would end the best trials; set .*cut=2"),
-        ({"stop.cut": float("nan")}, "cut=nan must be at least 0"),
+        ({"stop.cut": float("nan")}, "cut=nan must be finite"),
         ({"storage_ratio": 4.0}, r"storage_ratio=4 is for seconds, and a search"),
         ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: a trial must not depend"),
         # With its decisions given it is a trial, on more devices than there are.

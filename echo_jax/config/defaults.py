@@ -109,7 +109,7 @@ def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     """Returns a loaded config with other fields, locked; see `load_config`."""
     before = copy.deepcopy(config)
     override(config, fields)
-    leave_out(config, defaults_of(RunSpec), flat_fields(fields), before)
+    leave_out(config, flat_fields(defaults_of(RunSpec)), flat_fields(fields), before)
     return config.lock()
 
 

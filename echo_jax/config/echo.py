@@ -24,9 +24,13 @@ class FetchSpec(Group):
     end: float = 1.0  # its last value
     updates: int = 1  # updates until the last value
 
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.loads
+
     @property
     def loads(self) -> FetchSchedule:
-        """The schedule of fresh loads; ValueError if there is none such."""
+        """The schedule of fresh loads."""
         return FetchSchedule(**self.to_dict())
 
 
@@ -34,11 +38,16 @@ class FetchSpec(Group):
 class RunEcho(Group):
     """The echo of a training."""
 
-    factor: float = 1.0  # uses of an item; `echo-jax probe` measures R
-    stage: EchoAfter = "batch"  # the stage that it follows
+    # Mode fixed: the mean uses of an item, which may be a fraction, such as 2.5. The
+    # other modes do not use it. `echo-jax probe` advises a value.
+    factor: float = 1.0
+    # The stage that it follows. The default, batch, is the weakest echo: it repeats
+    # whole batches. After decode, every use of an example is augmented anew.
+    stage: EchoAfter = "batch"
     # consecutive | window_shuffle | shuffle_buffer (the paper's) | spread
     order: str = "consecutive"
-    # Fresh items of the echoed stage; for order shuffle_buffer, their uses.
+    # Fresh items of the echoed stage that are kept: examples, or batches after stage
+    # batch. For order shuffle_buffer it counts their uses.
     buffer: int = 1
     seed: int = 0  # of the order
     buffer_on: Literal["host", "device"] = "host"  # the place of the buffer
@@ -56,6 +65,10 @@ class RunEcho(Group):
     lanes: Natural = 0  # parts of a device buffer; 0: one for each device
     # Stochastic: the probability p that an update loads fresh data, or e = 1/p.
     fetch: FetchSpec = field(default_factory=FetchSpec)
+
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.pattern
 
     def spec(self, batch_size: int, *, replay: DecisionLog | None = None) -> AnySpec:
         """Returns the echo over all data shards; `replay`: decisions to repeat."""
@@ -82,40 +95,25 @@ class RunEcho(Group):
             self.refuse("replay", rule, f"{_PATTERN}1000")
         uses = [at / pattern[:at].count("1") for at in range(1, len(pattern) + 1)]
         if max(uses) > self.max_uses:
-            raise ValueError(
-                f"replay={replay!r} would use items {max(uses):g} times, more than "
-                f"max_uses={self.max_uses}; set max_uses={math.ceil(max(uses))}"
-            )
+            rule = f"must be {max(uses):g} or more for the items of {replay!r}"
+            self.refuse("max_uses", rule, math.ceil(max(uses)))
+        if self.min_uses > 1:
+            self.refuse("min_uses", "has no effect with a pattern", 1)
         return pattern
 
     def __str__(self) -> str:
         """Returns a sentence about the items, their uses, and their buffer."""
         item = "batch" if self.stage == "batch" else "example"
-        one = "a batch" if item == "batch" else "an example"
-        items = "batches" if item == "batch" else "examples"
-        where = f"{self.buffer:,} of them on the {self.buffer_on}"
-        if self.mode == "adaptive":
-            is_fresh = "if it is ready"
-            if pattern := self.pattern:
-                is_fresh = f"at every 1 of {pattern}"
-            least = "at most " if self.min_uses == 1 else f"{self.min_uses} to "
-            return (
-                f"echo: after {self.stage}, what is fresh {is_fresh}, else {one} "
-                f"again, each {least}{self.max_uses} times, from the last {where}"
-            )
-        if self.mode == "stochastic":
-            fetch = self.fetch
-            return (
-                f"echo: after {self.stage}, a coin says before each update whether "
-                f"fresh data is fetched ({fetch.schedule}, {fetch.quantity} from "
-                f"{fetch.start:g} to {fetch.end:g}), else {items} of the last {where} "
-                "are used again"
-            )
-        if self.factor == 1:
+        items = "batches" if self.stage == "batch" else "examples"
+        if self.mode == "fixed" and self.factor == 1:
             return f"no echo: every {item} is used once"
-        times = f"{self.factor} times"
-        kept = "" if self.order == "consecutive" else f", from {where}"
-        return (
-            f"echo: every {item} {times.replace('.0 ', ' ')}, after {self.stage}, in "
-            f"order {self.order}{kept}"
-        )
+        fetch = self.fetch
+        when = f"by {self.replay}" if self.replay else "as fresh ones are ready"
+        way = {
+            "fixed": f"{self.factor:g} uses of every {item}, in order {self.order}",
+            "adaptive": f"{self.min_uses} to {self.max_uses} uses of {items}, {when}",
+            "stochastic": f"fresh {items} by a coin ({fetch.schedule}, "
+            f"{fetch.quantity} from {fetch.start:g} to {fetch.end:g}), or old ones",
+        }[self.mode]
+        kept = f"{self.buffer:,} {items} on the {self.buffer_on}"
+        return f"echo: after {self.stage}, {way}; the buffer has {kept}"

@@ -22,7 +22,10 @@ _FIELD = re.compile(r"    (\w+): ")
 
 @dataclass(frozen=True)
 class Bounds:
-    """At least `least`, or above it; at most `most`, and below `below`."""
+    """At least `least`, or above it; at most `most`, and below `below`.
+
+    They hold for a number of the type of `least`, or for each number of a tuple.
+    """
 
     least: float
     below: float = math.inf
@@ -30,11 +33,14 @@ class Bounds:
     is_above: bool = False
 
     def rule(self, value: Any) -> str:
-        """Returns the rule that a value breaks, or ""."""
-        if self.is_above and not self.least < value < math.inf:
-            return f"must be above {self.least:g}"
-        if not self.least <= value < math.inf:
-            return f"must be at least {self.least}"
+        """Returns the rule that a number breaks, or ""."""
+        kind = type(self.least)
+        if not isinstance(value, int | kind):
+            return f"must be {'a whole' if kind is int else 'a'} number"
+        if not -math.inf < value < math.inf:
+            return "must be finite"
+        if value < self.least or (self.is_above and value == self.least):
+            return f"must be {'above' if self.is_above else 'at least'} {self.least:g}"
         if value > self.most:
             return f"must be at most {self.most:g}"
         return "" if value < self.below else f"must be below {self.below}"
@@ -42,10 +48,14 @@ class Bounds:
 
 Natural = Annotated[int, Bounds(0)]
 Count = Annotated[int, Bounds(1)]
+Finite = Annotated[float, Bounds(-math.inf)]
 Amount = Annotated[float, Bounds(0.0)]
 Fraction = Annotated[float, Bounds(0.0, most=1.0)]
+Probability = Annotated[float, Bounds(0.0, most=1.0, is_above=True)]
 Positive = Annotated[float, Bounds(0.0, is_above=True)]
 Momentum = Annotated[float, Bounds(0.0, below=1.0)]
+# Updates after which something changes, as 32-bit integers.
+Boundaries = Annotated[tuple[int, ...], Bounds(1, below=2**31)]
 # The type of numbers in a computation.
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -55,16 +65,8 @@ class Group:
 
     def __post_init__(self):
         for name, kind in _kinds(type(self)).items():
-            value = getattr(self, name)
-            for bounds in getattr(kind, "__metadata__", ()):
-                if rule := bounds.rule(value):
-                    default = getattr(type(self), name)
-                    self.refuse(
-                        name, rule, default if bounds.is_above else bounds.least
-                    )
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                known = get_args(kind)
-                self.refuse(name, f"must be one of {', '.join(known)}", known[0])
+            if rule := _broken_rule(kind, getattr(self, name)):
+                self.refuse(name, rule, getattr(type(self), name))
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -83,8 +85,8 @@ def defaults_of(group: type) -> dict[str, Any]:
     """Returns the default of every field of a group, as a nested dict."""
     found = _defaults(group)
     for name, value in found.items():
-        if dataclasses.is_dataclass(value):
-            found[name] = defaults_of(type(value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found[name] = dataclasses.asdict(value)
     return found
 
 
@@ -149,6 +151,16 @@ def _defaults(group: type) -> dict[str, Any]:
     return found
 
 
+def _broken_rule(kind: Any, value: Any) -> str:
+    """Returns the rule of a field's type that a value breaks, or ""."""
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        return f"must be one of {', '.join(get_args(kind))}"
+    numbers = value if isinstance(value, tuple) else (value,)
+    bounds = getattr(kind, "__metadata__", ())
+    rules = (each.rule(number) for each in bounds for number in numbers)
+    return next(filter(None, rules), "")
+
+
 @functools.cache
 def _kinds(group: type) -> dict[str, Any]:
     hints = get_type_hints(group, include_extras=True)
@@ -161,15 +173,13 @@ def described(group: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     for each in reversed(group.__mro__):
         if dataclasses.is_dataclass(each):
             about |= _comments(inspect.getsource(each))
-    defaults = _defaults(group)
-    for name, kind in _kinds(group).items():
-        said = about.get(name, "")
+    for name, value in _defaults(group).items():
+        kind, said = _kinds(group)[name], about.get(name, "")
         if get_origin(kind) is Literal and " | " not in said:
             said = f"{' | '.join(get_args(kind))}{said and f': {said}'}"
         yield f"{prefix}{name}", said
-        kind = type(defaults[name])
-        if dataclasses.is_dataclass(kind):
-            yield from described(kind, f"{prefix}{name}.")
+        if dataclasses.is_dataclass(value):
+            yield from described(type(value), f"{prefix}{name}.")
 
 
 def _comments(source: str) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """The optimizer, its learning rate, and the rules of both."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from echo_jax.config.group import (
     Amount,
+    Boundaries,
     Bounds,
     Count,
     Fraction,
@@ -35,6 +35,9 @@ SLOW_START_ENDS = (40 / 90, 70 / 90, 85 / 90)
 """Where ``slow_start`` changes its rate, if nothing is said: parts of the run (Akiba et
 al. 2017, section 3: 40, 70 and 85 of 90 epochs)."""
 
+Fractions = Annotated[tuple[float, ...], Bounds(0.0, most=1.0, is_above=True)]
+PeakAt = Annotated[float, Bounds(0.0, below=1.0, is_above=True)]
+
 
 @dataclass(frozen=True)
 class OptimSpec(Group):
@@ -55,13 +58,15 @@ class OptimSpec(Group):
     schedule_args: str = "{}"  # arguments of a schedule of optax, as JSON
     warmup_updates: Natural = 0  # updates in which the rate rises to its peak
     start_fraction: Fraction = 0.0  # first learning rate / peak; 0: near 0
-    decay_updates: Natural = 0  # updates until the decay ends; 0: config.updates
+    # Updates until the decay ends, with those of the warm-up; 0: all config.updates.
+    decay_updates: Natural = 0
     end_fraction: Fraction = 0.01  # last learning rate / peak
     # Updates after which the rate drops (piecewise) or changes (slow_start).
-    boundaries: tuple[int, ...] = ()
+    boundaries: Boundaries = ()
     boundary_scale: Amount = 0.1  # factor on the rate at each boundary
-    fractions: tuple[float, ...] = (0.5, 0.075, 0.01, 0.001)  # slow_start: rate / peak
-    peak_at: float = 0.3  # onecycle: fraction of the updates before the peak
+    # slow_start: rate / peak before the first boundary, and after each of them.
+    fractions: Fractions = (0.5, 0.075, 0.01, 0.001)
+    peak_at: PeakAt = 0.3  # onecycle: fraction of the updates before the peak
     peak_momentum: Momentum = 0.85  # onecycle: momentum, or b1, at the peak
     cycle_updates: Annotated[int, Bounds(2)] = 2000  # cyclic: length of a cycle
     cooldown_updates: Count = 100  # warmup_stable_decay: length of the decay
@@ -78,57 +83,34 @@ class OptimSpec(Group):
     # rmsprop_warmup: updates until half of a step is SGD's; 10 epochs in the paper.
     transition_updates: Count = 1000
 
-    @property
-    def is_of_optax(self) -> bool:
-        """Whether the optimizer or the schedule is one of optax, to be tried."""
-        is_own = self.name in OWN_OPTIMIZERS and self.schedule in OWN_SCHEDULES
-        return not is_own
-
-    def broken_rules(
-        self, updates: int, batch_size: int
-    ) -> Iterator[tuple[str, str, Any]]:
-        """Yields each field that breaks a rule, the rule, and a fix."""
+    def check(self, updates: int, batch_size: int) -> None:
+        """Refuses values that are impossible in a run of this length and batch."""
         schedule, total = self.schedule, self.decay_updates or updates
         ratio = batch_size / self.reference_batch
         is_forgetful = self.scale == "sqrt" and self.name in ("adamw", "lamb")
         for field in ("b1", "b2") * is_forgetful:
             if ratio * (1 - self[field]) >= 1:
-                yield (
-                    f"optim.{field}",
+                rule = (
                     f"would be below 0 in a batch {ratio:g} times as large as "
                     f"config.optim.reference_batch={self.reference_batch}, as "
-                    "scale=sqrt forgets faster by as much",
-                    round(1 - 0.1 / ratio, 6),
+                    "scale=sqrt forgets faster by as much"
                 )
-        if schedule in ("piecewise", "slow_start"):
-            yield from self._broken_boundaries(updates)
+                self.refuse(field, rule, round(1 - 0.1 / ratio, 6))
+        first = self.warmup_updates
+        is_rising = all(a < b for a, b in itertools.pairwise((first, *self.boundaries)))
+        if not is_rising or (schedule == "piecewise" and not self.boundaries):
+            rule = f"must be rising numbers of updates above the {first} of the warm-up"
+            self.refuse("boundaries", rule, f"({first + updates // 2},)")
+        count = len(self.boundaries or SLOW_START_ENDS) + 1
+        if schedule == "slow_start" and len(self.fractions) != count:
+            fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count))
+            rule = f"must be {count} numbers for {count - 1} changes"
+            self.refuse("fractions", rule, fix)
         has_end = schedule in ("linear", "cosine", "warmup_stable_decay")
-        if has_end and self.warmup_updates >= total:
+        if has_end and first >= total:
             rule = f"must be below the {total} updates after which the schedule ends"
-            yield "optim.warmup_updates", rule, 0
-        if schedule == "onecycle" and not 0 < self.peak_at < 1:
-            yield "optim.peak_at", "must lie between 0 and 1", 0.3
-        most = total - max(1, self.warmup_updates)
+            self.refuse("warmup_updates", rule, 0)
+        most = total - max(1, first)
         if schedule == "warmup_stable_decay" and self.cooldown_updates > most:
             rule = f"must be at most the {most} updates that follow the warm-up"
-            yield "optim.cooldown_updates", rule, max(1, most // 10)
-
-    def _broken_boundaries(self, updates: int) -> Iterator[tuple[str, str, Any]]:
-        boundaries, fractions = self.boundaries, self.fractions
-        starts = (self.warmup_updates, *boundaries)
-        are_updates = all(type(each) is int and each < 2**31 for each in boundaries)
-        is_rising = are_updates and all(a < b for a, b in itertools.pairwise(starts))
-        is_open = self.schedule == "slow_start" and not boundaries
-        if not is_open and not (boundaries and is_rising):
-            first = self.warmup_updates
-            rule = f"must be rising numbers of updates above the {first} of the warm-up"
-            yield "optim.boundaries", rule, f"({first + updates // 2},)"
-        count = len(boundaries) or len(SLOW_START_ENDS)
-        are_parts = all(
-            isinstance(each, int | float) and 0 < each <= 1 for each in fractions
-        )
-        is_right = len(fractions) == count + 1 and are_parts
-        if self.schedule == "slow_start" and not is_right:
-            rule = f"must be {count + 1} numbers above 0 and at most 1, for {count}"
-            fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count + 1))
-            yield "optim.fractions", f"{rule} changes", fix
+            self.refuse("cooldown_updates", rule, max(1, most // 10))

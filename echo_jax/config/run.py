@@ -5,39 +5,28 @@ several groups of fields. Behind it nobody reads a `ConfigDict`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
-from echo_jax.config.applies import idle_fields, missing_field
+from echo_jax.config import specs
+from echo_jax.config.applies import impossible_fields, unused_fields
 from echo_jax.config.echo import RunEcho
 from echo_jax.config.group import (
     Bounds,
     Count,
+    Finite,
     Group,
     Natural,
     changed,
     defaults_of,
-    field_of,
     made,
     named,
 )
-from echo_jax.config.optim import OptimSpec
-from echo_jax.config.specs import (
-    BatchSpec,
-    DataSpec,
-    DispatchSpec,
-    DistributedSpec,
-    LocalSpec,
-    LogSpec,
-    MeshSpec,
-    PrecisionSpec,
-    ProfileSpec,
-    XlaSpec,
-    broken_rules,
-)
+from echo_jax.config.optim import OWN_OPTIMIZERS, OWN_SCHEDULES, OptimSpec
 from echo_jax.config.workloads import fields_of
 from echo_jax.data.pipeline.spec import PipelineSpec
+from echo_jax.studies.fields import flat_fields
 
 
 @dataclass(frozen=True)
@@ -60,10 +49,10 @@ class RunSpec(Group):
     updates: Count = 1000  # optimizer steps
     batch_size: Count = 32  # examples of an update
     # 0: no target. Neither a loss of 0 nor an accuracy of 0 can be a target.
-    target: float = 0.0
+    target: Finite = 0.0
     stop_at_target: bool = False  # whether the run ends there
     log_every: Count = 50  # updates between rows of metrics.jsonl
-    log: LogSpec = field(default_factory=LogSpec)
+    log: specs.LogSpec = field(default_factory=specs.LogSpec)
     eval_every: Count = 100  # updates between evaluations
     # Updates between branches. A branch trains only on fresh data until the next
     # evaluation, to measure the worth of repeats. 0: no branches.
@@ -74,39 +63,38 @@ class RunSpec(Group):
     echo: RunEcho = field(default_factory=RunEcho)
     optim: OptimSpec = field(default_factory=OptimSpec)
     model: Any = field(default_factory=dict)  # the fields of the workload's model
-    precision: PrecisionSpec = field(default_factory=PrecisionSpec)
-    data: Any = field(default_factory=DataSpec)
-    batch: BatchSpec = field(default_factory=BatchSpec)
-    local: LocalSpec = field(default_factory=LocalSpec)
-    dispatch: DispatchSpec = field(default_factory=DispatchSpec)
-    distributed: DistributedSpec = field(default_factory=DistributedSpec)
-    profile: ProfileSpec = field(default_factory=ProfileSpec)
-    xla: XlaSpec = field(default_factory=XlaSpec)
-    mesh: MeshSpec = field(default_factory=MeshSpec)
+    precision: specs.PrecisionSpec = field(default_factory=specs.PrecisionSpec)
+    data: Any = field(default_factory=specs.DataSpec)
+    batch: specs.BatchSpec = field(default_factory=specs.BatchSpec)
+    local: specs.LocalSpec = field(default_factory=specs.LocalSpec)
+    dispatch: specs.DispatchSpec = field(default_factory=specs.DispatchSpec)
+    distributed: specs.DistributedSpec = field(default_factory=specs.DistributedSpec)
+    profile: specs.ProfileSpec = field(default_factory=specs.ProfileSpec)
+    xla: specs.XlaSpec = field(default_factory=specs.XlaSpec)
+    mesh: specs.MeshSpec = field(default_factory=specs.MeshSpec)
 
     def __post_init__(self):
         super().__post_init__()
-        for name, _, rule, usual in idle_fields(self, defaults_of(RunSpec)):
-            self.refuse(name, rule, usual)
-        for name, rule, fix in self._broken_rules():
-            self.refuse(name, rule, fix)
+        fields, defaults = map(flat_fields, (self.to_dict(), defaults_of(RunSpec)))
+        for misfits in (unused_fields, impossible_fields):
+            for name, _, rule, usual in misfits(fields, defaults):
+                self.refuse(name, rule, usual)
+        _ = self.pipeline  # It checks its own fields.
+        self._check_echo()
+        self._check_optim()
+        self._check_counts()
 
     @classmethod
     def of(cls, config: Any) -> "RunSpec":
         """Returns the spec of a `ConfigDict`; a spec is returned as it is.
 
         Raises:
-          ValueError: A field is missing or unknown, or has an impossible value.
+          ValueError: A field is unknown, or has an impossible value.
         """
         if isinstance(config, RunSpec):
             return config
-        if missing := missing_field(config, defaults_of(RunSpec)):
-            raise ValueError(
-                f"the config has no field {missing!r}; let get_config() begin with "
-                "echo_jax.config.default_config(), which has them all"
-            )
-        values = dict(config.items())
-        for name, group in zip(("model", "data"), fields_of(config), strict=True):
+        values = defaults_of(RunSpec) | dict(config.items())
+        for name, group in zip(("model", "data"), fields_of(values), strict=True):
             with named("config."), named(f"{name}."):
                 values[name] = made(group, values[name])
         with named("config."):
@@ -132,82 +120,50 @@ class RunSpec(Group):
             check_finite=data.check_finite,
         )
 
-    def _broken_rules(self) -> Iterator[tuple[str, str, Any]]:
-        """Yields each field that does not go with another group, the rule, and a fix.
-
-        The pipeline and the echo check their own fields.
-        """
-        echo, size = self.echo, self.batch_size
-        _ = self.pipeline
+    def _check_echo(self) -> None:
+        echo = self.echo
         with named("echo."):
-            if echo.mode == "stochastic":
-                with named("fetch."):
-                    _ = echo.fetch.loads
-            echo.spec(size)
-            _ = echo.pattern
-        if echo.buffer_on == "device":
-            if echo.stage not in ("decode", "augment"):
-                rule = "goes with echo.buffer_on=host; a device echoes decoded examples"
-                yield "echo.stage", rule, "decode"
-            if echo.lanes and size % echo.lanes:
-                rule = f"must divide config.batch_size={size}"
-                yield "echo.lanes", rule, math.gcd(echo.lanes, size)
+            echo.spec(self.batch_size)
+        if echo.buffer_on == "device" and echo.stage not in ("decode", "augment"):
+            rule = "goes with echo.buffer_on=host; a device echoes decoded examples"
+            self.refuse("echo.stage", rule, "decode")
         if echo.mode == "adaptive" and not self.data.prefetch:
             rule = "reads when asked, so that nothing is ever ready for adaptive echo"
-            yield "data.prefetch", rule, 4
-        if not math.isfinite(self.target):
-            yield "target", "must be finite; 0 means no target", 0.0
-        if self.optim.is_of_optax:
+            self.refuse("data.prefetch", rule, 4)
+        if self.local.sync_schedule == "fetch" and echo.mode != "stochastic":
+            rule = (
+                "follows the loads of fresh data; it needs config.echo.mode=stochastic"
+            )
+            self.refuse("local.sync_schedule", rule, "every")
+
+    def _check_optim(self) -> None:
+        optim = self.optim
+        if optim.name not in OWN_OPTIMIZERS or optim.schedule not in OWN_SCHEDULES:
             # Imported here: it imports jax.
             from echo_jax.config.optimizer import try_optax
 
-            try_optax(self.optim)
-        yield from self.optim.broken_rules(self.updates, size)
-        yield from self._broken_by_parts()
-        last = self.profile.start + self.profile.updates
-        if self.profile.updates and last > self.updates:
-            rule = f"ends after the {self.updates} updates of the run"
-            yield "profile.start", rule, max(self.updates - self.profile.updates, 0)
-        if every := self.probe_repeats:
-            if every % self.eval_every:
-                rule = f"must be a multiple of config.eval_every={self.eval_every}"
-                yield "probe_repeats", rule, 10 * self.eval_every
-            for name, usual in (
-                ("local.sync_schedule", "none"),
-                ("batch.boundaries", ()),
-            ):
-                value = field_of(self, name)
-                if value != usual:
-                    rule = f"does not go with config.{name}={value!r}"
-                    yield "probe_repeats", rule, 0
-        yield from broken_rules(self)
+            try_optax(optim)
+        with named("optim."):
+            optim.check(self.updates, self.batch_size)
+        if self.batch.boundaries and optim.scale == "sqrt":
+            rule = "does not go with config.batch.boundaries"
+            self.refuse("optim.scale", rule, "linear")
+        if self.local.sync_schedule != "none" and self.batch.norm == "last":
+            rule = "is of one model, and the mean of replicas has seen no batch"
+            self.refuse("batch.norm", rule, "recompute")
 
-    def _broken_by_parts(self) -> Iterator[tuple[str, str, Any]]:
-        """Yields what does not go with the parts of a batch: on devices, in time."""
-        mesh, batch, size = self.mesh, self.batch, self.batch_size
-        ways = mesh.fsdp * max(mesh.data, 1)
-        if size % ways:
-            rule = f"must be a multiple of the {ways} devices of config.mesh"
-            yield "batch_size", rule, math.ceil(size / ways) * ways
-        by_hand = {"batch.accumulation_steps": 1, "batch.statistics": "all"}
-        for name, usual in (by_hand | {"precision.reduce": "auto"}).items():
-            if mesh.fsdp > 1 and field_of(self, name) != usual:
-                rule = "needs whole parameters on every device, not mesh.fsdp="
-                yield name, f"{rule}{mesh.fsdp}", usual
-        parts = batch.parts(0)
-        if size % parts:
-            rule = f"must be a multiple of {parts}, as often as the batch grows"
-            yield "batch_size", rule, math.ceil(size / parts) * parts
-        needed = {"echo.mode": "fixed", "optim.scale": "linear", "dispatch.steps": 1}
-        allowed = {"optim.scale": ("none", "linear")}
-        for name, fix in needed.items():
-            is_known = field_of(self, name) in allowed.get(name, (fix,))
-            if batch.boundaries and not is_known:
-                yield name, "does not go with batch.boundaries", fix
-        shards = self.data.shards
+    def _check_counts(self) -> None:
+        shards, size, updates = self.data.shards, self.batch_size, self.updates
         if shards and size % shards:
             rule = f"must divide config.batch_size={size}"
-            yield "data.shards", rule, math.gcd(shards, size)
+            self.refuse("data.shards", rule, math.gcd(shards, size))
+        profiled = self.profile.updates
+        if profiled and self.profile.start + profiled > updates:
+            rule = f"ends after the {updates} updates of the run"
+            self.refuse("profile.start", rule, max(updates - profiled, 0))
+        if self.probe_repeats % self.eval_every:
+            rule = f"must be a multiple of config.eval_every={self.eval_every}"
+            self.refuse("probe_repeats", rule, 10 * self.eval_every)
 
 
 def check_config(config: Any) -> None:

@@ -2,29 +2,27 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from echo_jax.config.group import (
     Amount,
+    Boundaries,
+    Bounds,
     Count,
     Group,
     Momentum,
     Natural,
     Positive,
     Precision,
-    field_of,
+    Probability,
 )
 from echo_jax.data.pipeline.spec import Engine
 from echo_jax.data.pipeline.storage import StorageSpec
 from echo_jax.echo.schedule import FetchSchedule
 
 CHANGING = ("cosine", "linear", "multistep")
-"""``local.sync_schedule``: the probability of a meeting changes over the run."""
-
-MEETING = ("every", "bernoulli", "fetch", *CHANGING)
-"""``local.sync_schedule``: replicas meet."""
+"""Values of ``local.sync_schedule`` with a probability that changes over the run."""
 
 Schedule = Literal[
     "none", "every", "bernoulli", "fetch", "cosine", "linear", "multistep"
@@ -153,9 +151,9 @@ class BatchSpec(Group):
 
     accumulation_steps: Count = 1  # gradient accumulation: parts on each device
     # Updates after which the batch grows by each of the factors, up to batch_size.
-    boundaries: tuple[int, ...] = ()
+    boundaries: Boundaries = ()
     # How many times as large the batch is after each of the boundaries.
-    factors: tuple[int, ...] = ()
+    factors: Annotated[tuple[int, ...], Bounds(2)] = ()
     # The devices whose examples give the statistics of batch norm. They are of an
     # update or, with accumulation_steps above 1, of a part of it. Replicas have their
     # own.
@@ -167,20 +165,18 @@ class BatchSpec(Group):
 
     def __post_init__(self):
         super().__post_init__()
-        ends, factors = self.boundaries, self.factors
-        are_updates = all(type(each) is int and 0 < each < 2**31 for each in ends)
-        if not are_updates or any(a >= b for a, b in itertools.pairwise(ends)):
+        ends = self.boundaries
+        if any(a >= b for a, b in itertools.pairwise(ends)):
             rule = "must be numbers of updates, each above the one before"
-            fix = tuple(sorted({*ends})) if are_updates else ()
-            self.refuse("boundaries", rule, fix)
-        is_whole = all(type(each) is int and each > 1 for each in factors)
-        if len(factors) != len(ends) or not is_whole:
-            rule = f"must be {len(ends)} whole numbers above 1, one for each boundary"
+            self.refuse("boundaries", rule, tuple(sorted({*ends})))
+        if len(self.factors) != len(ends):
+            rule = f"must be {len(ends)} factors, one for each boundary"
             self.refuse("factors", rule, (2,) * len(ends))
-        if split := self.first_split():
-            rule = f"has {split[0]}, where a batch of batch_size is not used up"
-            fix = tuple(split[1] if each == split[0] else each for each in ends)
-            self.refuse("boundaries", rule, fix)
+        for end in ends:
+            if left := self.parts(end - 1) - 1 - self.number(end - 1):
+                rule = f"has {end}, where a batch of batch_size is not used up"
+                fix = tuple(end + left if each == end else each for each in ends)
+                self.refuse("boundaries", rule, fix)
 
     def parts(self, update: int) -> int:
         """Returns the number of parts of a batch after `update` updates."""
@@ -197,16 +193,6 @@ class BatchSpec(Group):
         begun = max((b for b in self.boundaries if b <= update), default=0)
         return (update - begun) % self.parts(update)
 
-    def first_split(self) -> tuple[int, int] | None:
-        """Returns the first boundary within a batch and the next valid one, or None."""
-        begun = 0
-        for boundary in self.boundaries:
-            parts = self.parts(boundary - 1)
-            if left := (boundary - begun) % parts:
-                return boundary, boundary + parts - left
-            begun = boundary
-        return None
-
 
 @dataclass(frozen=True)
 class LocalSpec(Group):
@@ -218,8 +204,8 @@ class LocalSpec(Group):
     # sync_p to sync_p_end)
     sync_schedule: Schedule = "none"
     sync_every: Count = 1  # updates between synchronisations
-    sync_p: float = 1.0  # their probability
-    sync_p_end: float = 1.0  # the last one
+    sync_p: Probability = 1.0  # their probability
+    sync_p_end: Probability = 1.0  # the last one
     start_after: Natural = 0  # initial updates that all synchronise
     # The common parameters: mean | nesterov (DiLoCo: a step from the last common ones)
     outer: Literal["mean", "nesterov"] = "mean"
@@ -229,43 +215,9 @@ class LocalSpec(Group):
     # SGD.
     staleness: Natural = 0
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("sync_p", "sync_p_end"):
-            if not 0 < self[name] <= 1:
-                self.refuse(name, "must be a probability, in (0, 1]", 1.0)
-
     def meeting_schedule(self, updates: int) -> FetchSchedule:
         """Returns the probability by which replicas synchronise in so many updates."""
         p, schedule = self.sync_p, self.sync_schedule
         if schedule == "bernoulli":
             return FetchSchedule("p", "constant", p, p)
         return FetchSchedule("p", schedule, p, self.sync_p_end, updates)  # pyright: ignore[reportArgumentType]
-
-
-def broken_rules(run: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yields each field that breaks a rule of local updates, the rule, and a fix."""
-    if run.local.sync_schedule == "none":
-        return
-    if run.local.sync_schedule == "fetch" and run.echo.mode != "stochastic":
-        rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
-        yield "local.sync_schedule", rule, "every"
-    shares = "delays gradients that devices share, and replicas share none"
-    of_one = "is of one model, and the mean of replicas has seen no batch"
-    kind = "is the type of gradients that devices share, and replicas share none"
-    for name, usual, rule in (
-        ("local.staleness", 0, shares),
-        ("mesh.fsdp", 1, "needs one copy of the parameters, not replicas"),
-        ("batch.boundaries", (), "is for one model, not replicas"),
-        (
-            "batch.accumulation_steps",
-            1,
-            "is for gradients that devices share, not replicas",
-        ),
-        ("precision.loss_scale", "none", "is of one model, not replicas"),
-        ("precision.reduce", "auto", kind),
-    ):
-        if field_of(run, name) != usual:
-            yield name, rule, usual
-    if run.batch.norm == "last":
-        yield "batch.norm", of_one, "recompute"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -59,14 +60,21 @@ class TextData(SplitData):
 
 
 @dataclass(frozen=True)
-class CifarModel(Group):
+class ShapesModel(Group):
+    """A ResNet."""
+
+    depth: Count = 8  # layers of a ResNet: 6 n + 2
+    width: Count = 16  # channels of a ResNet's first stage
+    norm: Literal["batch", "group"] = "batch"  # its normalisation
+
+
+@dataclass(frozen=True)
+class CifarModel(ShapesModel):
     """A small network."""
 
     # The network.
     name: Literal["resnet", "mobilenet_v3_small", "mobilenet_v3_large"] = "resnet"
-    depth: Count = 32  # layers of a resnet: 6 n + 2
-    width: Count = 16  # channels of a resnet's first stage
-    norm: Literal["batch", "group"] = "batch"  # its normalisation
+    depth: Count = 32  # layers of a ResNet: 6 n + 2
     label_smoothing: Share = 0.0  # part of the target that all classes share
 
 
@@ -101,15 +109,6 @@ class HeatModel(Group):
 
 
 @dataclass(frozen=True)
-class ShapesModel(Group):
-    """A ResNet."""
-
-    depth: Count = 8  # layers: 6 n + 2
-    width: Count = 16  # channels of the first stage
-    norm: Literal["batch", "group"] = "batch"  # its normalisation
-
-
-@dataclass(frozen=True)
 class LmModel(Group):
     """A Transformer."""
 
@@ -138,14 +137,14 @@ FIELDS: dict[str, tuple[type[Group], type[DataSpec]]] = {
 """The fields ``model`` and ``data`` of each workload."""
 
 
-def fields_of(config: Any) -> tuple[type[Group], type[DataSpec]]:
-    """Returns the groups ``model`` and ``data`` of a config's workload."""
-    if config.workload in FIELDS:
-        return FIELDS[config.workload]
+def fields_of(run: Mapping[str, Any]) -> tuple[type[Group], type[DataSpec]]:
+    """Returns the groups ``model`` and ``data`` of a run's workload."""
+    if run["workload"] in FIELDS:
+        return FIELDS[run["workload"]]
     # A workload of somebody else has the fields that its config has.
     shared = {field.name for field in dataclasses.fields(DataSpec)}
-    own = tuple(name for name in config.data if name not in shared)
-    return _loose(Group, tuple(config.model)), _loose(DataSpec, own)
+    own = tuple(name for name in run["data"] if name not in shared)
+    return _loose(Group, tuple(run["model"])), _loose(DataSpec, own)
 
 
 @functools.cache

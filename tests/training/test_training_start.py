@@ -190,12 +190,12 @@ optim.name=optax.lion optim.args={"b3":1} | cannot train with ... b3
 optim.name=optax.lion optim.args=b1=1 | is no JSON object of numbers
 optim.name=optax.lion optim.args={"learning_rate":1} | use config.optim.lr
 optim.name=optax.lion optim.weight_decay=0.1 | has it in config.optim.args
-optim.name=sgd optim.args={"b1":0.5} | belongs to optimizers of optax
-optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 has no meaning with lars
+optim.name=sgd optim.args={"b1":0.5} | needs config.optim.name!=adamw
+optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 needs config.optim.name!=lars
 optim.scale=sqrt optim.reference_batch=4 optim.b1=0.4 | b1=0.4 would be ... b1=0.95
 optim.schedule=optax.exponential_decay | cannot be made of config ... missing
 optim.schedule=onecycle | start_fraction=0.0 must be above 0 with onecycle
-C optim.peak_at=0.0 | peak_at=0.0 must lie between 0 and 1
+optim.peak_at=0.0 | peak_at=0.0 must be above 0
 optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at most
 optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.5, 0.05)
 local.sync_every=2 | local.sync_every=2 needs ... local.sync_schedule=every; ... 1
@@ -203,21 +203,21 @@ E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be bel
 local.sync_p=0.5 | p=0.5 needs ... =bernoulli or cosine or linear or mul
 precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
 xla.preset=all | preset='all' must be one of default, fuse
-local.sync_schedule=bernoulli local.sync_p=1.5 | p=1.5 ... a probability, in (0, 1]
-local.sync_schedule=bernoulli local.sync_p=0.0 | a probability, in (0, 1]
+local.sync_schedule=bernoulli local.sync_p=1.5 | p=1.5 must be at most 1
+local.sync_schedule=bernoulli local.sync_p=0.0 | p=0.0 must be above 0
 local.sync_schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
-E local.staleness=1 | staleness=1 delays gradients ... =0
-E mesh.fsdp=2 | fsdp=2 needs one copy of the parameters
-E batch.accumulation_steps=2 | steps=2 is for gradients that devices share
-E batch.boundaries=(8,) batch.factors=(2,) | (8,) is for one model, not rep ... =()
-E dispatch.steps=2 | steps=2 has no place ... steps=1
+E local.staleness=1 | staleness=1 needs config.local.sync_schedule=none; ... =0
+E mesh.fsdp=2 | fsdp=2 needs config.local.sync_schedule=none; ... =1
+E batch.accumulation_steps=2 | steps=2 needs config.local.sync_schedule=none; ... =1
+E batch.boundaries=(8,) batch.factors=(2,) | (8,) needs config.local.sync_schedule=none; ... =()
+E dispatch.steps=2 | steps=2 needs config.local.sync_schedule=none; ... steps=1
 mesh.data=2 batch.accumulation_steps=3 | steps=3 does not divide the 4 ... =1
-mesh.fsdp=2 batch.accumulation_steps=2 | steps=2 needs whole parameters ... =2
+mesh.fsdp=2 batch.accumulation_steps=2 | steps=2 needs config.mesh.fsdp=1; ... =1
 batch.norm=recompute batch.norm_batches=0 | norm_batches=0 must be at least 1
 G batch.boundaries=(8,11) | has 11, where ... boundaries=(8, 12)
-G batch.boundaries=(8,"b") | must be numbers of updates
-G batch.factors=(2,) | must be 2 whole numbers above 1, ... =(2, 2)
-G echo.mode=adaptive | does not go with batch.boundaries; ... =fixed
+G batch.boundaries=(8,"b") | must be a whole number
+G batch.factors=(2,) | must be 2 factors, ... =(2, 2)
+G echo.mode=adaptive | needs config.batch.boundaries=(); ... =fixed
 G echo.buffer_on=device echo.stage=decode echo.lanes=4 | of 2 ... 4 dev ... =16
 precision.compute=fp16 | compute='fp16' must be one of float32, bfloat16, fl
 precision.init=8.0 | init=8.0 needs ... loss_scale=static or dynamic; set
@@ -225,7 +225,7 @@ precision.loss_scale=dynamic precision.init=0.0 | init=0.0 must be above 0; set
 batch_size=12 mesh.data=3 mesh.fsdp=4 | data=3 times ... fsdp=4 does not fit 8 dev
 probe_repeats=5 | probe_repeats=5 must be a multiple of config.eval_every=6
 probe_repeats=6 | needs a workload with with_seed
-probe_repeats=6 local.sync_schedule=every | does not go with config.local.sync_schedule
+probe_repeats=6 local.sync_schedule=every | needs config.local.sync_schedule=none
 xla.options={"nonsense":1} | cannot compile for cpu ... 'nonsense' ... leave
 D echo.mode=adaptive echo.buffer=4 | 4 is too small
 D echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is
