@@ -99,7 +99,7 @@ def test_a_training_whose_reader_has_gone_says_so_and_goes_on(command, last, tmp
     [
         ("--noconfig.seed", "for a field that is true or false; set --config.seed="),
         ("--workdri=x", "unknown option '--workdri', did you mean '--workdir'?"),
-        ("stray", "'stray' belongs to no option; remove it"),
+        ("stray", "unknown option 'stray'"),
         ("--config=nowhere.py", "'nowhere.py' is not a file"),
         (f"--config={LM}y", "variant 'tinyy' is unknown; use lm1b, c4"),
         (f"--config={QUICKSTART}:tiny", "run it with 'echo-jax study'"),

@@ -11,7 +11,6 @@ from echo_jax import cli
 from echo_jax.config import (
     RunSpec,
     arm_names,
-    check_config,
     default_config,
     default_study,
     load_config,
@@ -44,7 +43,7 @@ echo.replay=x | replay='x' ... needs config.echo.mode=adaptive
 echo.mode=adaptive echo.replay=pattern:1100000000001 | must be 6 or more ... .max_uses=6
 echo.mode=adaptive echo.min_uses=5 | min_uses=5 ... ... --config.echo.min_uses=4
 echo.min_uses=2 | min_uses=2 needs config.echo.mode=adaptive ... echo.min_uses=1
-echo.mode=adaptive dispatch.steps=2 | steps=2 needs config.echo.mode!=adaptive; set --config.dis
+echo.mode=adaptive dispatch.steps=2 | steps=2 needs config.echo.mode!=adaptive; set
 D echo.lanes=24 | not a multiple of the 24 devices and lanes; ... batch_size=48
 D echo.mode=adaptive echo.factor=2.0 | needs config.echo.mode=fixed ... .echo.max_uses
 D echo.mode=adaptive data.prefetch=0 | prefetch=0 reads when asked ... data.prefetch=4
@@ -56,20 +55,21 @@ echo.buffer=0 | echo.buffer must ... Use --config.echo.buffer=1.
 echo.fetch.start=0.5 echo.fetch.end=0.5 | start=0.5 needs config.echo.mode=stoch
 D echo.mode=stochastic echo.fetch.end=0.5 | schedule has end=0.5 other than start=1
 D echo.mode=stochastic echo.fetch.start=0.0 | fetch.start=0.0 must be a prob
-mesh.data=0 | config.mesh.data=0 must be at least 1, or -1
+mesh.data=0 | config.mesh.data=0 times ... set --config.mesh.data=-1
 optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below the 60
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
-batch_size=10 mesh.data=2 mesh.fsdp=2 | batch_size=10 is not a multiple of the 4 dev ... --config.mesh.data=1
+batch_size=10 mesh.data=2 mesh.fsdp=2 | is not a multiple of the 4 ... mesh.data=1
 echo.factor=3.0 echo.order=spread | buffer=1 is too small for order
-echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; it has buffer,
-echo=3 | config.echo is a group; set one of its fields: buffer
-seed=1.5 | --config.seed=1.5 must be a whole number, such as 10 or 1e3; it is 0
-optim.lr=fast | lr=fast must be a number, such as 0.1 or 1e-3
+echo.facter=3 | no field 'echo.facter', did you mean 'echo.factor'?; 'echo-jax conf
+echo=3 | config.echo is a group; set one of its fields: echo.buffer
+updates=True | config.updates=True must be a whole number
+seed=1.5 | config.seed=1.5 must be a whole number, such as 10 or 1e3; it is 0
+optim.lr=fast | lr='fast' must be a number, such as 0.1 or 1e-3
 stop_at_target=2 | stop_at_target=2 must be true or false
-optim.boundaries=(5, | (5, must be values in parentheses
-echo.factor | --config.echo.factor= must be a number, such as 0.1 or 1e-3; it is 1.0
+optim.boundaries=(5, | '(5,' must be values in parentheses
+echo.factor | config.echo.factor='' must be a number, such as 0.1 or 1e-3; it is 1.0
 precision.compute=bf16 | compute='bf16' must be one of float32,
-model.dtype=float32 | config has no field 'model.dtype'; it has activation, bias
+model.dtype=float32 | config has no field 'model.dtype'; 'echo-jax configs
 workload=lmm | lmm
 optim.name=optax.nothing | config.optim.name='optax.nothing' is no public optimizer
 data.source=none.txt | none.txt
@@ -138,7 +138,7 @@ def test_a_variant_is_loaded_with_overrides_and_locked(tmp_path):
     assert config.data.storage.latency_s == 0.5
     with pytest.raises(AttributeError):
         config.batchsize = 3
-    with pytest.raises(AttributeError, match=r"mean 'echo\.factor'\?; it has buffer"):
+    with pytest.raises(AttributeError, match=r"mean 'echo\.factor'\?; 'echo-jax"):
         load_config(str(own), {"echo.facto": 2.0})
     with pytest.raises(TypeError, match=r"config\.batch_size=1\.5 must be a whole"):
         load_config(str(own), {"batch_size": 1.5})
@@ -153,8 +153,8 @@ def test_a_variant_is_loaded_with_overrides_and_locked(tmp_path):
         ("def get_config():\n  return {}['x']\n", "line 2, fails: KeyError: 'x'"),
         ("def get_config():\n  raise ValueError('mine')\n", "^mine$"),
         ("def get_config(a, b):\n  pass\n", "own.py' needs a variant: give "),
-        (MADE.format("c.updates = 'ten'"), "'updates' is of type int, which 'ten"),
-        (MADE.format("c.echo.factr = 9"), "has no field 'factr', did you mean 'facto"),
+        (MADE.format("c.updates = 'ten'"), "line 5, fails: TypeError: .*'updates'"),
+        (MADE.format("c.echo.factr = 9"), 'line 5, .* Did you mean "factor" instead'),
     ],
 )
 def test_a_file_that_fails_is_named_with_its_line(tmp_path, text, message, monkeypatch):
@@ -212,7 +212,6 @@ ONECYCLE |= {"optim.start_fraction": 0.04}
         ("", {"optim.name": "lars"}, {"optim.clip_norm": 0.0}),
         ("", {"optim.name": "optax.lion"}, {"optim.weight_decay": 0.0}),
         ("", {"optim.name": "lars", "optim.schedule": "onecycle"}, ONECYCLE),
-        ("optax", {"optim.name": "optax.adafactor"}, {"optim.args": "{}"}),
         ("piecewise", {"optim.schedule": "linear"}, {"optim.boundaries": ()}),
         ("echoed", {"echo.mode": "adaptive"}, FIXED | {"dispatch.steps": 1}),
         ("echoed", {"echo.buffer_on": "host"}, {"echo.lanes": 0}),
@@ -275,7 +274,7 @@ def test_arms_run_in_the_order_in_which_they_are_written():
     # Those that the order does not name come last.
     made.arms = ConfigDict({"c": {}, "z": {}, "b": {}, "d": {}})
     assert arm_names(made) == ["z", "b", "c", "d"]
-    with pytest.raises(ValueError, match=r"arm 'a\.b' has a dot, .* name it 'a_b'"):
+    with pytest.raises(ValueError, match=r"not accept dots .* key a\.b"):
         set_arms(made, {"a.b": {}})
 
 

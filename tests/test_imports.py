@@ -50,7 +50,7 @@ ALLOWED_OUTSIDE = {
     "__init__": "",
     "__main__": "",
     "cli": "etils numpy rich",
-    "config": "absl etils ml_collections",
+    "config": "etils ml_collections",
     "config.optimizer": "jax optax",
     "echo": "numpy",
     "files": "etils",
@@ -152,7 +152,7 @@ def test_a_backend_of_echo_knows_no_other(backend):
 
 def test_a_config_dict_ends_at_the_door():
     """Behind it a config is a `RunSpec`, which a workload sees."""
-    door = {f"config.{name}" for name in ("defaults", "flags", "saved", "study")}
+    door = {f"config.{name}" for name in ("defaults", "saved", "study")}
     assert {n for n, names in IMPORTS.items() if "ml_collections" in names} == door
 
 

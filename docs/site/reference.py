@@ -5,11 +5,12 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from echo_jax.config.group import defaults_of, described, field_of
+from echo_jax.config.group import defaults_of, described
 from echo_jax.config.run import RunSpec
 from echo_jax.config.specs import DataSpec
 from echo_jax.config.study import StudySpec
 from echo_jax.config.workloads import FIELDS
+from echo_jax.studies.fields import flat_fields
 
 # The width of --help, whatever the terminal in which the site is made.
 _HELP_COLUMNS = 88
@@ -30,14 +31,13 @@ def fields_page() -> str:
     rows: dict[str, list[str]] = {}
     for title, kind in (groups | {"study": StudySpec}).items():
         prefix = f"{title.split()[0]}." if " of " in title else ""
-        defaults = {prefix.rstrip("."): defaults_of(kind)}
+        defaults = flat_fields(defaults_of(kind), prefix)
         for name, said in described(kind, prefix):
-            value = field_of(defaults if prefix else defaults[""], name)
-            if isinstance(value, dict) or (" of " in title and name in shared):
+            if name not in defaults or (" of " in title and name in shared):
                 continue
             first, _, rest = name.partition(".")
             group = title if prefix or not rest or title == "study" else first
-            cells = (f"`{name}`", f"`{value!r}`", said.replace("|", "/"))
+            cells = (f"`{name}`", f"`{defaults[name]!r}`", said.replace("|", "/"))
             rows.setdefault(group, []).append(" | ".join(cells))
     lines = []
     for group, of_group in rows.items():

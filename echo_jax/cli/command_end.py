@@ -82,6 +82,6 @@ def typed_config(path: str, flags_given: Sequence[str]) -> Config:
         return load_with_flags(path, flags_given)
     except OSError as error:
         raise Exit(error) from error
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         # The message may be the config file's own, for example about its variants.
         raise Exit(str(error)) from error

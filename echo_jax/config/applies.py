@@ -1,9 +1,8 @@
 """Fields that need some value of another field, their switch."""
 
-import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from echo_jax.config.optim import OWN_OPTIMIZERS, OWN_SCHEDULES
 from echo_jax.config.specs import CHANGING
@@ -46,7 +45,6 @@ _POSSIBLE: _Rows = (
     ("precision.reduce", "mesh.fsdp", "=", (1,)),
     ("echo.mode dispatch.steps probe_repeats", "batch.boundaries", "=", ((),)),
 )
-_ARGUMENTS = {"optim.name": "optim.args", "optim.schedule": "optim.schedule_args"}
 _HINTS = {
     "optim.weight_decay": "; an optimizer of optax has it in config.optim.args",
     "echo.factor": "; the others go by config.echo.max_uses or config.echo.fetch",
@@ -57,13 +55,8 @@ Fields = Mapping[str, Any]
 """Values by the dotted names of their fields."""
 
 
-class Misfit(NamedTuple):
-    """A field that does not go with the value of another field, its switch."""
-
-    field: str
-    switch: str
-    rule: str  # The rule that it breaks.
-    usual: Any  # The value that leaves it out.
+Misfit = tuple[str, str, str, Any]
+"""A field, its switch, the rule that it breaks, and the value that leaves it out."""
 
 
 # The caller may change the fields between two of them.
@@ -73,7 +66,7 @@ def unused_fields(fields: Fields, defaults: Fields) -> Iterator[Misfit]:
     schedule, start = "optim.schedule", "optim.start_fraction"
     if fields[schedule] in ("onecycle", "cyclic") and not fields[start]:
         rule = f"must be above 0 with {fields[schedule]}, which begins there"
-        yield Misfit(start, schedule, rule, 0.04)
+        yield start, schedule, rule, 0.04
 
 
 def impossible_fields(fields: Fields, defaults: Fields) -> Iterator[Misfit]:
@@ -88,23 +81,18 @@ def _misfits(fields: Fields, defaults: Fields, rows: _Rows) -> Iterator[Misfit]:
             if not is_right and fields[name] != defaults[name]:
                 known = " or ".join(map(str, values))
                 rule = f"needs config.{switch}{relation}{known}{_HINTS.get(name, '')}"
-                yield Misfit(name, switch, rule, defaults[name])
+                yield name, switch, rule, defaults[name]
 
 
 # A typed field without effect stays, so that the check refuses it. Each reset field is
-# printed on standard error. `before` is the config without the typed fields.
-def leave_out(
-    config: Any, defaults: Fields, typed: Collection[str], before: Any
-) -> None:
+# printed on standard error.
+def leave_out(config: Any, defaults: Fields, typed: Collection[str]) -> None:
     """Resets fields of the config file that have no effect with the typed fields."""
     prefix = "base." if "arms" in config and "base" in config else ""
-    if prefix:
-        config, before = config.base, before.base
+    config = config.base if prefix else config
     typed = {name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
     switched, fields = set(typed), {**defaults, **flat_fields(config.to_dict())}
-    stale = _stale_arguments(fields, flat_fields(before.to_dict()))
-    for misfit in itertools.chain(stale, unused_fields(fields, defaults)):
-        field, switch, rule, usual = misfit
+    for field, switch, rule, usual in unused_fields(fields, defaults):
         if switch in switched and field not in typed:
             print(
                 f"config.{prefix}{field}={fields[field]!r} of the config file {rule}; "
@@ -114,11 +102,3 @@ def leave_out(
             config.update_from_flattened_dict({field: usual})
             fields[field] = usual
             switched.add(field)
-
-
-def _stale_arguments(fields: Fields, before: Fields) -> Iterator[Misfit]:
-    """Yields the arguments of another function of optax than the one that is named."""
-    for switch, name in _ARGUMENTS.items():
-        was = before.get(switch)
-        if fields[switch] != was and fields[name] != "{}":
-            yield Misfit(name, switch, f"belongs to {was}", "{}")

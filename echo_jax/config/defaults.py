@@ -5,9 +5,9 @@ config file starts from `default_config`, sets the fields of its experiment,
 and adds ``model``.
 """
 
-import copy
 import difflib
 import inspect
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from echo_jax.config.applies import leave_out
 from echo_jax.config.files import failures_of, find_config, import_config
-from echo_jax.config.group import defaults_of, field_of
+from echo_jax.config.group import defaults_of
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import FIELDS
 from echo_jax.studies.fields import flat_fields
@@ -107,9 +107,8 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
 
 def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     """Returns a loaded config with other fields, locked; see `load_config`."""
-    before = copy.deepcopy(config)
     override(config, fields)
-    leave_out(config, flat_fields(defaults_of(RunSpec)), flat_fields(fields), before)
+    leave_out(config, flat_fields(defaults_of(RunSpec)), flat_fields(fields))
     return config.lock()
 
 
@@ -141,23 +140,17 @@ def check_field(config: Config, name: str) -> None:
     fields = flat_fields(config.to_dict())
     if name in fields:
         return
-    if inside := _inside(fields, f"{name}."):
+    group = f"{name}."
+    if inside := [each for each in fields if each.startswith(group)]:
         raise UnknownFieldError(
             f"config.{name} is a group; set one of its fields: {', '.join(inside)}"
         )
-    known = _inside(fields, name[: name.rfind(".") + 1])
-    own = re.sub(r"^arms\.\w+\.", "", name)
-    hint = f"; of all arms it is --config.base.{own}" * (f"base.{own}" in fields)
+    of_all = re.sub(r"^(arms\.[^.]+\.)?", "base.", name)
+    hint = f"; of all arms it is --config.{of_all}" * (of_all in fields)
     raise UnknownFieldError(
-        f"config has no field {name!r}{did_you_mean(name, fields)}; it has "
-        f"{', '.join(known) or 'none there'}{hint}"
+        f"config has no field {name!r}{did_you_mean(name, fields)}{hint}; "
+        "'echo-jax configs show CONFIG' lists its fields"
     )
-
-
-def _inside(fields: Iterable[str], group: str) -> list[str]:
-    """Returns the names in a group, such as ``"optim."``, without its own."""
-    inside = [name.removeprefix(group) for name in fields if name.startswith(group)]
-    return [*dict.fromkeys(name.partition(".")[0] for name in inside)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -168,6 +161,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def wrong_value(config: Config, name: str, value: str) -> str:
     """Returns the error of a value that the type of a field does not allow."""
-    usual = field_of(config, name)
+    usual = operator.attrgetter(name)(config)
     takes = _TAKES.get(type(usual), type(usual).__name__)
     return f"config.{name}={value} must be {takes}; it is {usual!r} without it"

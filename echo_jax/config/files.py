@@ -6,12 +6,12 @@ the package, and in a checkout beside the package.
 
 import contextlib
 import difflib
-import importlib.util
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -39,11 +39,8 @@ def packaged_configs() -> dict[str, Path]:
     }
     # Files in the folder itself come first.
     names = sorted(files, key=lambda name: ("/" in name, name))
-    return {name: files[name] for name in names if _is_config(files[name])}
-
-
-def _is_config(path: Path) -> bool:
-    return "\ndef get_config(" in path.read_text(encoding="utf-8")
+    has = {name: files[name].read_text(encoding="utf-8") for name in names}
+    return {name: files[name] for name in names if "\ndef get_config(" in has[name]}
 
 
 def find_config(file: str) -> Path:
@@ -54,37 +51,23 @@ def find_config(file: str) -> Path:
     known = packaged_configs()
     if file in known:
         return known[file]
-    if path.is_dir():
-        raise FileNotFoundError(
-            f"config {file!r} is a folder; give PATH.py or PATH.py:VARIANT of a file "
-            "in it"
-        )
     # Also accept a path as in a checkout, and a name without its folder.
-    stem = file.removesuffix(".py").removeprefix("configs/")
     last = {name.rpartition("/")[2]: name for name in known}
-    close = [*difflib.get_close_matches(stem, known, n=1)] or [
-        last[word] for word in difflib.get_close_matches(stem, last, n=1)
-    ]
-    if close:
-        fix = f"did you mean {close[0]!r}, which comes with echo-jax?"
+    if close := difflib.get_close_matches(path.stem, last, n=1):
+        fix = f"did you mean {last[close[0]]!r}, which comes with echo-jax?"
     else:
         fix = f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
-    raise FileNotFoundError(
-        f"config {file!r} is not a file: {path.absolute()} is not there; {fix}"
-    )
+    raise FileNotFoundError(f"config {file!r} is not a file; {fix}")
 
 
 def import_config(path: Path) -> ModuleType:
     """Runs a config file, which may import its neighbours, and returns the module."""
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if module_spec is None or module_spec.loader is None:
-        raise FileNotFoundError(
-            f"config {str(path)!r} is no Python file; give one whose name ends in .py"
-        )
     path.open("rb").close()  # A read error is not a failure of the file.
-    module = importlib.util.module_from_spec(module_spec)
+    module = ModuleType(path.stem)
+    module.__file__ = str(path.absolute())
+    loader = SourceFileLoader(path.stem, module.__file__)
     with _importing_from(path.parent.resolve()), failures_of(path):
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise AttributeError(
             f"config {str(path)!r} defines no get_config(); add that function"
@@ -109,24 +92,12 @@ def failures_of(path: Path) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename == name:
             lines.append(error.lineno)
         where = f", line {lines[-1]}" if lines else ""
+        # ml_collections lists all fields.
+        said = re.sub(r"(?s)Other fields present:.*?(Did you|$)", r"\1", str(error))
+        said = f"{type(error).__name__}: {said.partition(chr(10))[0]}"
         raise ValueError(
-            f"config {str(path)!r}{where}, fails: {_said(error)}; correct it there"
+            f"config {str(path)!r}{where}, fails: {said}; correct it there"
         ) from error
-
-
-def _said(error: BaseException) -> str:
-    """Returns the error of a config in words, shorter than ml_collections does."""
-    said = f"{error}"
-    if unknown := re.search(r'Key "(.+?)" does not exist', said):
-        meant = re.search(r'Did you mean "(.+?)"', said)
-        return (
-            f"the config has no field {unknown[1]!r}"
-            f"{f', did you mean {meant[1]!r}?' if meant else ''}; a new one is set "
-            "within config.unlocked()"
-        )
-    if other := re.search(r"'(.+?)' \(reference\)\. (.*) is of .* '(.+?)'>$", said):
-        return f"field {other[1]!r} is of type {other[3]}, which {other[2]!r} is not"
-    return f"{type(error).__name__}: {said.partition(chr(10))[0]}"
 
 
 @contextlib.contextmanager

@@ -1,12 +1,11 @@
 """The fields of a config as flags: their values, and their descriptions."""
 
-import copy
+import ast
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
-
-from absl import flags
-from ml_collections import config_flags
 
 from echo_jax.config.defaults import (
     Config,
@@ -14,9 +13,8 @@ from echo_jax.config.defaults import (
     did_you_mean,
     load_config,
     with_fields,
-    wrong_value,
 )
-from echo_jax.config.group import described, field_of
+from echo_jax.config.group import described
 from echo_jax.config.run import RunSpec
 from echo_jax.config.study import StudySpec
 from echo_jax.config.workloads import FIELDS
@@ -24,79 +22,61 @@ from echo_jax.studies.fields import flat_fields
 
 
 def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
-    """Loads a config and applies ``--config.FIELD=VALUE`` flags, as `load_config`."""
+    """Loads a config and applies ``--config.FIELD=VALUE`` flags, as `load_config`.
+
+    A value may follow its flag as the next word. ``--config.FIELD`` alone sets a field
+    that is true or false, and ``--noconfig.FIELD`` clears it.
+    """
     config = load_config(path)
-    return with_fields(config, _values(config, flags_given))
+    return with_fields(config, dict(_values(config, [*flags_given])))
 
 
-class _WholeNumber(flags.IntegerParser):
-    """Also reads 1e3, unlike Python's `int`."""
-
-    def convert(self, argument: Any) -> int:
-        try:
-            return super().convert(argument)
-        except ValueError:
-            value = float(argument)
-            # A float cannot represent larger integers exactly.
-            if not (value.is_integer() and abs(value) <= 2**53):
-                raise
-            return int(value)
-
-
-config_flags.register_flag_parser_for_type(int, _WholeNumber())
-
-
-def _values(config: Config, flags_given: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of flags by the dotted names of their fields."""
-    for flag in flags_given:
-        if re.match("-+[A-Za-z]", flag):  # Not the value -1 of the flag before.
-            _check_flag(flag.partition("=")[0], config)
-    values, command_line = flags.FlagValues(), ["echo-jax", *flags_given]
-    try:
-        # This defines a flag for each field that is set, and changes the copy.
-        config_flags.DEFINE_config_dict(
-            "config", copy.deepcopy(config), flag_values=values, sys_argv=command_line
-        )
-        leftover = values(command_line)[1:]
-    except flags.Error as error:
-        said = str(error)
-        found = re.search(r"(?s)--config\.([\w.]+)(?:=(.*?): |$)", said)
+def _values(config: Config, waiting: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name of each flag's field, and its value."""
+    while waiting:
+        flag, equals, text = waiting.pop(0).partition("=")
+        found = re.fullmatch(r"--(no)?config\.([\w.]+)", flag)
         if found is None:
-            raise ValueError(said) from error
-        said = wrong_value(config, found[1], found[2] or "")
-        raise ValueError(f"--{said}") from error
-    if leftover:
-        raise ValueError(f"{leftover[0]!r} belongs to no option; remove it")
-    return values["config"].override_values  # pyright: ignore[reportAttributeAccessIssue]
+            meant = did_you_mean(flag, ["--config", "--workdir"])
+            raise ValueError(f"unknown option {flag!r}{meant}")
+        is_negated, name = found.groups()
+        check_field(config, name)
+        usual = attrgetter(name)(config)
+        is_switch = isinstance(usual, bool) and not equals
+        if is_negated and not is_switch:
+            raise ValueError(
+                f"{flag} is for a field that is true or false; set "
+                f"--config.{name}=VALUE"
+            )
+        if not equals:
+            text = waiting.pop(0) if waiting and not is_switch else ""
+        yield name, not is_negated if is_switch else _parsed(text, usual)
 
 
-def _check_flag(flag: str, config: Config) -> None:
-    """Refuses an option that is not a field of the config, and suggests one."""
-    found = re.fullmatch(r"--(no)?config\.([\w.]+)", flag)
-    if found is None:
-        meant = did_you_mean(flag, ["--config", "--workdir"])
-        raise ValueError(f"unknown option {flag!r}{meant}")
-    is_negated, field = found.groups()
-    check_field(config, field)
-    if is_negated and not isinstance(field_of(config, field), bool):
-        raise ValueError(
-            f"{flag} is for a field that is true or false; set --config.{field}=VALUE"
-        )
+# A text that is not of the field's type stays as it is, and `override` refuses it.
+def _parsed(text: str, usual: Any) -> Any:
+    """Returns the value that a text means for a field of the type of `usual`."""
+    if isinstance(usual, str):
+        return text
+    with contextlib.suppress(SyntaxError, ValueError):
+        if isinstance(usual, float):
+            return float(text)
+        value = ast.literal_eval(text.capitalize() if isinstance(usual, bool) else text)
+        is_whole = isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole and isinstance(usual, int) else value
+    return text
 
 
 def field_lines(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the flag and the description of every field of a training or a study."""
-    base = config.base if "base" in config else config
-    about = dict(described(RunSpec))
+    is_study = "base" in config
+    workload = config.base.workload if is_study else config.workload
+    of_run, of_study = dict(described(RunSpec)), dict(described(StudySpec))
     # A workload of somebody else has no texts for its fields.
-    for kind, group in zip(
-        FIELDS.get(base.workload, ()), ("model.", "data."), strict=False
-    ):
-        about |= dict(described(kind, group))
-    of_study = dict(described(StudySpec)) if "base" in config else {}
+    if workload in FIELDS:
+        model, data = FIELDS[workload]
+        of_run |= {**dict(described(model, "model.")), **dict(described(data, "data."))}
     for name, value in flat_fields(config.to_dict()).items():
-        group, _, rest = name.partition(".")
-        own = rest.partition(".")[2] if group == "arms" else rest
-        is_run = not of_study or group in ("base", "arms")
-        said = about.get(own if of_study else name, "") if is_run else ""
-        yield f"--config.{name}={value}", said or of_study.get(name, "")
+        own = re.sub(r"^(base|arms\.[^.]+)\.", "", name)
+        about = of_study if is_study and own == name else of_run
+        yield f"--config.{name}={value}", about.get(own, "")

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Bounds:
     def rule(self, value: Any) -> str:
         """Returns the rule that a number breaks, or ""."""
         kind = type(self.least)
-        if not isinstance(value, int | kind):
+        if isinstance(value, bool) or not isinstance(value, int | kind):
             return f"must be {'a whole' if kind is int else 'a'} number"
         if not -math.inf < value < math.inf:
             return "must be finite"
@@ -73,7 +74,7 @@ class Group:
 
     def refuse(self, name: str, rule: str, fix: Any) -> None:
         """Raises the ValueError of a field, by its dotted name, that breaks a rule."""
-        value = field_of(self, name)
+        value = operator.attrgetter(name)(self)
         raise ValueError(f"{name}={value!r} {rule}; set {name}={fix}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,14 +134,6 @@ def named(group: str) -> Iterator[None]:
         text = re.sub(r"(set|Use) ([\w.]+=)", rf"\1 {flag}\2", str(error))
         before = group if is_field else f"{group.rstrip('.')}: "
         raise ValueError(before + text) from error
-
-
-def field_of(config: Any, field: str) -> Any:
-    """Returns the value of a field of a config or group by its dotted name."""
-    for name in field.split("."):
-        is_dict = isinstance(config, Mapping)
-        config = config[name] if is_dict else getattr(config, name)
-    return config
 
 
 def _defaults(group: type) -> dict[str, Any]:

@@ -17,9 +17,6 @@ import optax
 
 from echo_jax.config.optim import OWN_OPTIMIZERS, OWN_SCHEDULES, OptimSpec
 
-OptaxFactory = Callable[[Any], optax.GradientTransformation]
-"""Makes an optimizer for a learning rate, a number or a traced array."""
-
 _MODULES = {"optax": optax, "optax.contrib": optax.contrib}
 
 
@@ -33,7 +30,9 @@ def try_optax(optim: OptimSpec) -> None:
 
 # The trial on a matrix refuses optimizers that need more than gradients and parameters,
 # or whose model is not its parameters.
-def optax_factory(name: str, args: str) -> OptaxFactory:
+def optax_factory(
+    name: str, args: str
+) -> Callable[[Any], optax.GradientTransformation]:
     """Finds an optimizer of optax, tries it, and returns a function of the rate."""
     found = _function_of_optax(name)
     if found is None or "learning_rate" not in inspect.signature(found).parameters:
@@ -44,14 +43,12 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
         )
     if found.__name__.startswith("schedule_free"):
         raise ValueError(
-            f"config.optim.name={name!r} trains an average that is no parameter, and "
-            "runs evaluate and save the parameters that gradients are taken at; use "
-            "another optimizer with --config.optim.schedule=warmup_stable_decay, which "
-            "needs to know as little of a run's length before its cooldown"
+            f"config.optim.name={name!r} trains an average that is not saved; use "
+            "another optimizer with --config.optim.schedule=warmup_stable_decay"
         )
     kwargs = parse_args(args)
     said = f"config.optim.name={name!r} cannot train with config.optim.args={args!r}"
-    with _trying(said, "another optimizer"):
+    with _trying(said):
         jax.eval_shape(lambda rate: _try(found(learning_rate=rate, **kwargs)), 0.5)
     return lambda rate: found(learning_rate=rate, **kwargs)
 
@@ -67,7 +64,7 @@ def optax_schedule(name: str, args: str) -> optax.Schedule:
         )
     given = f"config.optim.schedule_args={args!r}"
     said = f"config.optim.schedule={name!r} cannot be made of {given}"
-    with _trying(said, "another schedule"):
+    with _trying(said):
         schedule = found(**parse_args(args, "optim.schedule_args"))
         if jax.eval_shape(schedule, 0).shape != ():
             raise TypeError("it gives no learning rate")
@@ -75,14 +72,13 @@ def optax_schedule(name: str, args: str) -> optax.Schedule:
 
 
 @contextlib.contextmanager
-def _trying(said: str, another: str) -> Iterator[None]:
+def _trying(said: str) -> Iterator[None]:
     """Turns all errors of a function of optax into a ValueError."""
     try:
         with jax.numpy_dtype_promotion("standard"):  # Many need it.
             yield
     except Exception as error:
-        fix = f"change the arguments, or use {another}"
-        raise ValueError(f"{said}: {error}; {fix}") from error
+        raise ValueError(f"{said}: {error}; change one of the two") from error
 
 
 def _function_of_optax(name: str) -> Callable[..., Any] | None:
@@ -112,10 +108,5 @@ def parse_args(
         raise ValueError(
             f"config.{field}={args!r} is no JSON object of numbers, booleans and "
             f"strings; set --config.{field}='{{\"b1\": 0.9}}', or '{{}}' for none"
-        )
-    if "learning_rate" in found:
-        raise ValueError(
-            f"config.{field}={args!r} sets the learning rate; use config.optim.lr "
-            "and config.optim.schedule for it"
         )
     return found

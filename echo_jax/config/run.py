@@ -131,9 +131,7 @@ class RunSpec(Group):
             rule = "reads when asked, so that nothing is ever ready for adaptive echo"
             self.refuse("data.prefetch", rule, 4)
         if self.local.sync_schedule == "fetch" and echo.mode != "stochastic":
-            rule = (
-                "follows the loads of fresh data; it needs config.echo.mode=stochastic"
-            )
+            rule = "follows fresh loads; it needs config.echo.mode=stochastic"
             self.refuse("local.sync_schedule", rule, "every")
 
     def _check_optim(self) -> None:

@@ -34,7 +34,12 @@ def read_config(workdir: epath.Path) -> RunSpec:
                 if name not in config.data:  # A field of a workload.
                     config.data[name] = _hashable(value)
         override(config, fields)
-        _refuse_texts(config)
+        options = parse_args(config.xla.options, "xla.options")
+        if texts := [name for name, value in options.items() if type(value) is str]:
+            raise ValueError(
+                f"config.xla.options sets {texts[0]} to a text, which may name a file "
+                "that XLA writes: give the run's config file to --config"
+            )
         config.echo.replay = ""
         config.data.workers = 0
         return RunSpec.of(config)
@@ -47,16 +52,6 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _hashable(each) for name, each in value.items()}
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-def _refuse_texts(config: Config) -> None:
-    """Refuses XLA options with texts, which could name files that XLA writes."""
-    for name, value in parse_args(config.xla.options, "xla.options").items():
-        if isinstance(value, str):
-            raise ValueError(
-                f"config.xla.options sets {name} to a text, which may name a file, and "
-                "is not done for a run folder: give its config file to --config"
-            )
 
 
 def refuse_code(config: Config) -> None:

@@ -135,11 +135,6 @@ class MeshSpec(Group):
     data: int = -1  # copies of the parameters; -1: all devices / fsdp
     fsdp: Count = 1  # devices that share a copy
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.data != -1 and self.data < 1:
-            self.refuse("data", "must be at least 1, or -1 for all devices", -1)
-
 
 @dataclass(frozen=True)
 class BatchSpec(Group):

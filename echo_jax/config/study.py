@@ -97,12 +97,6 @@ def set_arms(study: Config, arms: Mapping[str, Any]) -> None:
     Raises:
       ValueError: A name has a dot.
     """
-    for name in arms:
-        if "." in name:
-            raise ValueError(
-                f"arm {name!r} has a dot, which parts the names of fields in flags; "
-                f"name it {name.replace('.', '_')!r}"
-            )
     study.arms = ConfigDict(dict(arms))
     study.order = tuple(arms)  # A config sorts its fields.
 

@@ -188,7 +188,7 @@ optim.name=adam | name='adam' is no public optimizer of optax; use adamw,
 optim.name=optax.lbfgs | 'optax.lbfgs' cannot train with config.optim.args
 optim.name=optax.lion optim.args={"b3":1} | cannot train with ... b3
 optim.name=optax.lion optim.args=b1=1 | is no JSON object of numbers
-optim.name=optax.lion optim.args={"learning_rate":1} | use config.optim.lr
+optim.name=optax.lion optim.args={"learning_rate":1} | cannot train ... learning_rate
 optim.name=optax.lion optim.weight_decay=0.1 | has it in config.optim.args
 optim.name=sgd optim.args={"b1":0.5} | needs config.optim.name!=adamw
 optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 needs config.optim.name!=lars
@@ -209,7 +209,7 @@ local.sync_schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
 E local.staleness=1 | staleness=1 needs config.local.sync_schedule=none; ... =0
 E mesh.fsdp=2 | fsdp=2 needs config.local.sync_schedule=none; ... =1
 E batch.accumulation_steps=2 | steps=2 needs config.local.sync_schedule=none; ... =1
-E batch.boundaries=(8,) batch.factors=(2,) | (8,) needs config.local.sync_schedule=none; ... =()
+E batch.boundaries=(8,) batch.factors=(2,) | (8,) needs config.local ... =()
 E dispatch.steps=2 | steps=2 needs config.local.sync_schedule=none; ... steps=1
 mesh.data=2 batch.accumulation_steps=3 | steps=3 does not divide the 4 ... =1
 mesh.fsdp=2 batch.accumulation_steps=2 | steps=2 needs config.mesh.fsdp=1; ... =1
