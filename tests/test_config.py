@@ -37,7 +37,7 @@ optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs config.target!=0.0
 echo.buffer_on=tpu | config.echo.buffer_on='tpu' must be one of host, dev
-echo.buffer_on=device echo.stage=batch | goes with echo.buffer_on=host; ... =decode
+echo.buffer_on=device echo.stage=batch | 'device' needs config.echo.stage=decode or aug
 echo.lanes=2 | lanes=2 needs config.echo.buffer_on=device
 echo.replay=x | replay='x' ... needs config.echo.mode=adaptive
 echo.mode=adaptive echo.replay=pattern:1100000000001 | must be 6 or more ... .max_uses=6
@@ -71,7 +71,7 @@ echo.factor | config.echo.factor='' must be a number, such as 0.1 or 1e-3; it is
 precision.compute=bf16 | compute='bf16' must be one of float32,
 model.dtype=float32 | config has no field 'model.dtype'; 'echo-jax configs
 workload=lmm | lmm
-optim.name=optax.nothing | config.optim.name='optax.nothing' is no public optimizer
+optim.name=optax.nothing | config.optim.name='optax.nothing' is no public function
 data.source=none.txt | none.txt
 data.train_examples=15 | more than the 15 examples ... set --config.batch_size=8, or
 """

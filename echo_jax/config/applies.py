@@ -43,6 +43,9 @@ _POSSIBLE: _Rows = (
     ("precision.loss_scale precision.reduce", "local.sync_schedule", "=", ("none",)),
     ("batch.accumulation_steps batch.statistics", "mesh.fsdp", "=", (1,)),
     ("precision.reduce", "mesh.fsdp", "=", (1,)),
+    ("batch.boundaries", "optim.scale", "!=", ("sqrt",)),
+    ("local.sync_schedule", "batch.norm", "!=", ("last",)),
+    ("echo.buffer_on", "echo.stage", "=", ("decode", "augment")),
     ("echo.mode dispatch.steps probe_repeats", "batch.boundaries", "=", ((),)),
 )
 _HINTS = {
@@ -69,9 +72,10 @@ def unused_fields(fields: Fields, defaults: Fields) -> Iterator[Misfit]:
         yield start, schedule, rule, 0.04
 
 
-def impossible_fields(fields: Fields, defaults: Fields) -> Iterator[Misfit]:
-    """Yields the fields that cannot be used with the value of another one."""
-    return _misfits(fields, defaults, _POSSIBLE)
+def misfits(fields: Fields, defaults: Fields) -> Iterator[Misfit]:
+    """Yields the fields that do not go with the value of another one."""
+    yield from unused_fields(fields, defaults)
+    yield from _misfits(fields, defaults, _POSSIBLE)
 
 
 def _misfits(fields: Fields, defaults: Fields, rows: _Rows) -> Iterator[Misfit]:

@@ -99,8 +99,8 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
         config = module.get_config(*variants)
     if not isinstance(config, ConfigDict):
         raise ValueError(
-            f"get_config() of {file} returned {config!r:.60}; it has to return an "
-            "ml_collections.ConfigDict, such as default_config() changed"
+            f"get_config() of {file} returned {config!r:.60}; let it return a changed "
+            "echo_jax.config.default_config()"
         )
     return with_fields(config, overrides or {})
 
@@ -128,7 +128,11 @@ def override(config: Config, overrides: Mapping[str, Any]) -> None:
         try:
             config.update_from_flattened_dict({name: value})
         except TypeError as error:
-            raise TypeError(wrong_value(config, name, repr(value))) from error
+            usual = operator.attrgetter(name)(config)
+            takes = _TAKES.get(type(usual), type(usual).__name__)
+            raise TypeError(
+                f"config.{name}={value!r} must be {takes}; it is {usual!r} without it"
+            ) from error
 
 
 class UnknownFieldError(AttributeError, ValueError):
@@ -157,10 +161,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns a hint to the known word that is most like another one, or ""."""
     close = difflib.get_close_matches(word, [*known], n=1, cutoff=0.8)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-def wrong_value(config: Config, name: str, value: str) -> str:
-    """Returns the error of a value that the type of a field does not allow."""
-    usual = operator.attrgetter(name)(config)
-    takes = _TAKES.get(type(usual), type(usual).__name__)
-    return f"config.{name}={value} must be {takes}; it is {usual!r} without it"

@@ -126,17 +126,14 @@ def copy_config(name: str, folder: str | os.PathLike[str]) -> list[epath.Path]:
             f"config {name!r} does not come with echo-jax; use one of "
             f"{', '.join(known)}"
         )
-    target = run_folder(folder)
-    files: dict[epath.Path, str] = {}
-    for path in _needed(known[name]):
-        copy = target / path.relative_to(_folder()).as_posix()
-        files[copy] = path.read_text(encoding="utf-8")
+    target, root = run_folder(folder), _folder()
+    files = {
+        target / path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in _needed(known[name])
+    }
     for copy, text in files.items():
         if copy.exists() and copy.read_text() != text:
-            raise FolderError(
-                f"{copy} is there, and is another file; name another folder, or remove "
-                "it"
-            )
+            raise FolderError(f"{copy} is there, and is another file; remove it")
     for copy, text in files.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         write(copy, text)

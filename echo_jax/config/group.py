@@ -49,12 +49,11 @@ class Bounds:
 
 Natural = Annotated[int, Bounds(0)]
 Count = Annotated[int, Bounds(1)]
-Finite = Annotated[float, Bounds(-math.inf)]
 Amount = Annotated[float, Bounds(0.0)]
 Fraction = Annotated[float, Bounds(0.0, most=1.0)]
 Probability = Annotated[float, Bounds(0.0, most=1.0, is_above=True)]
 Positive = Annotated[float, Bounds(0.0, is_above=True)]
-Momentum = Annotated[float, Bounds(0.0, below=1.0)]
+Share = Annotated[float, Bounds(0.0, below=1.0)]
 # Updates after which something changes, as 32-bit integers.
 Boundaries = Annotated[tuple[int, ...], Bounds(1, below=2**31)]
 # The type of numbers in a computation.

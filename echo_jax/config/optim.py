@@ -11,9 +11,9 @@ from echo_jax.config.group import (
     Count,
     Fraction,
     Group,
-    Momentum,
     Natural,
     Positive,
+    Share,
 )
 
 OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
@@ -67,13 +67,13 @@ class OptimSpec(Group):
     # slow_start: rate / peak before the first boundary, and after each of them.
     fractions: Fractions = (0.5, 0.075, 0.01, 0.001)
     peak_at: PeakAt = 0.3  # onecycle: fraction of the updates before the peak
-    peak_momentum: Momentum = 0.85  # onecycle: momentum, or b1, at the peak
+    peak_momentum: Share = 0.85  # onecycle: momentum, or b1, at the peak
     cycle_updates: Annotated[int, Bounds(2)] = 2000  # cyclic: length of a cycle
     cooldown_updates: Count = 100  # warmup_stable_decay: length of the decay
-    momentum: Momentum = 0.9  # sgd, lars, rmsprop_warmup
+    momentum: Share = 0.9  # sgd, lars, rmsprop_warmup
     nesterov: bool = True  # sgd: whether its momentum is Nesterov's
-    b1: Momentum = 0.9  # adamw, lamb: decay of the mean of gradients
-    b2: Momentum = 0.95  # adamw, lamb: decay of the mean of their squares
+    b1: Share = 0.9  # adamw, lamb: decay of the mean of gradients
+    b2: Share = 0.95  # adamw, lamb: decay of the mean of their squares
     eps: Amount = 1e-8  # for adamw and lamb
     weight_decay: Amount = 0.0  # a part of the rate, or for sgd of the gradient
     decay_vectors: bool = False  # whether to decay biases and scales of norms
@@ -90,11 +90,8 @@ class OptimSpec(Group):
         is_forgetful = self.scale == "sqrt" and self.name in ("adamw", "lamb")
         for field in ("b1", "b2") * is_forgetful:
             if ratio * (1 - self[field]) >= 1:
-                rule = (
-                    f"would be below 0 in a batch {ratio:g} times as large as "
-                    f"config.optim.reference_batch={self.reference_batch}, as "
-                    "scale=sqrt forgets faster by as much"
-                )
+                base = f"config.optim.reference_batch={self.reference_batch}"
+                rule = f"would be below 0 with scale=sqrt, {ratio:g} times {base}"
                 self.refuse(field, rule, round(1 - 0.1 / ratio, 6))
         first = self.warmup_updates
         is_rising = all(a < b for a, b in itertools.pairwise((first, *self.boundaries)))

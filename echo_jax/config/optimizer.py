@@ -1,15 +1,13 @@
 """The fields ``optim.name`` and ``optim.schedule``, where they name optax.
 
 An optimizer or a schedule of optax is found by its public name, and no text is
-evaluated. Only a function of `optax` or `optax.contrib` that takes a learning rate and
-returns a gradient transformation is accepted as an optimizer. A schedule must return a
-learning rate for an update.
+evaluated. It is tried before it is used.
 """
 
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -34,38 +32,32 @@ def optax_factory(
     name: str, args: str
 ) -> Callable[[Any], optax.GradientTransformation]:
     """Finds an optimizer of optax, tries it, and returns a function of the rate."""
-    found = _function_of_optax(name)
-    if found is None or "learning_rate" not in inspect.signature(found).parameters:
-        raise ValueError(
-            f"config.optim.name={name!r} is no public optimizer of optax; use "
-            f"{', '.join(OWN_OPTIMIZERS)}, or a function of optax or optax.contrib "
-            "that takes a learning_rate, such as --config.optim.name=optax.lion"
-        )
+    found = _public_function("optim.name", name, OWN_OPTIMIZERS, "lion")
     if found.__name__.startswith("schedule_free"):
         raise ValueError(
             f"config.optim.name={name!r} trains an average that is not saved; use "
             "another optimizer with --config.optim.schedule=warmup_stable_decay"
         )
     kwargs = parse_args(args)
-    said = f"config.optim.name={name!r} cannot train with config.optim.args={args!r}"
-    with _trying(said):
-        jax.eval_shape(lambda rate: _try(found(learning_rate=rate, **kwargs)), 0.5)
-    return lambda rate: found(learning_rate=rate, **kwargs)
+
+    def make(rate: Any) -> optax.GradientTransformation:
+        return found(learning_rate=rate, **kwargs)
+
+    def train(rate: Any) -> Any:
+        optimizer, params = make(rate), {"matrix": jax.numpy.ones((2, 2))}
+        return optimizer.update(params, optimizer.init(params), params)
+
+    with _trying(f"name={name!r} cannot train with config.optim.args={args!r}"):
+        jax.eval_shape(train, 0.5)
+    return make
 
 
 def optax_schedule(name: str, args: str) -> optax.Schedule:
     """Finds and tries a schedule of optax: updates done to a factor on the rate."""
-    found = _function_of_optax(name)
-    if found is None or found not in vars(optax.schedules).values():
-        raise ValueError(
-            f"config.optim.schedule={name!r} is no schedule of optax; use one of "
-            f"{', '.join(OWN_SCHEDULES)}, or a schedule of optax, such as "
-            "--config.optim.schedule=optax.exponential_decay"
-        )
-    given = f"config.optim.schedule_args={args!r}"
-    said = f"config.optim.schedule={name!r} cannot be made of {given}"
-    with _trying(said):
-        schedule = found(**parse_args(args, "optim.schedule_args"))
+    found = _public_function("optim.schedule", name, OWN_SCHEDULES, "exponential_decay")
+    kwargs = parse_args(args, "optim.schedule_args")
+    with _trying(f"schedule={name!r} cannot be made of schedule_args={args!r}"):
+        schedule = found(**kwargs)
         if jax.eval_shape(schedule, 0).shape != ():
             raise TypeError("it gives no learning rate")
     return schedule
@@ -78,20 +70,22 @@ def _trying(said: str) -> Iterator[None]:
         with jax.numpy_dtype_promotion("standard"):  # Many need it.
             yield
     except Exception as error:
-        raise ValueError(f"{said}: {error}; change one of the two") from error
+        said = f"config.optim.{said}: {error}; change one of the two"
+        raise ValueError(said) from error
 
 
-def _function_of_optax(name: str) -> Callable[..., Any] | None:
-    """Returns the function with a public name in optax, or None."""
+def _public_function(
+    field: str, name: str, own: Collection[str], example: str
+) -> Callable[..., Any]:
+    """Returns the function with a public name in optax."""
     module, _, attribute = name.rpartition(".")
     found = getattr(_MODULES.get(module), attribute, None)
-    is_public = inspect.isfunction(found) and not attribute.startswith("_")
-    return found if is_public else None
-
-
-def _try(optimizer: Any) -> Any:
-    params = {"matrix": jax.numpy.ones((2, 2))}
-    return optimizer.update(params, optimizer.init(params), params)
+    if not inspect.isfunction(found) or attribute.startswith("_"):
+        raise ValueError(
+            f"config.{field}={name!r} is no public function of optax; use "
+            f"{', '.join(own)}, or one of optax: --config.{field}=optax.{example}"
+        )
+    return found
 
 
 def parse_args(

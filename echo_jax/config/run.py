@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from echo_jax.config import specs
-from echo_jax.config.applies import impossible_fields, unused_fields
+from echo_jax.config.applies import misfits
 from echo_jax.config.echo import RunEcho
 from echo_jax.config.group import (
     Bounds,
     Count,
-    Finite,
     Group,
     Natural,
     changed,
@@ -49,7 +48,7 @@ class RunSpec(Group):
     updates: Count = 1000  # optimizer steps
     batch_size: Count = 32  # examples of an update
     # 0: no target. Neither a loss of 0 nor an accuracy of 0 can be a target.
-    target: Finite = 0.0
+    target: Annotated[float, Bounds(-math.inf)] = 0.0
     stop_at_target: bool = False  # whether the run ends there
     log_every: Count = 50  # updates between rows of metrics.jsonl
     log: specs.LogSpec = field(default_factory=specs.LogSpec)
@@ -76,9 +75,8 @@ class RunSpec(Group):
     def __post_init__(self):
         super().__post_init__()
         fields, defaults = map(flat_fields, (self.to_dict(), defaults_of(RunSpec)))
-        for misfits in (unused_fields, impossible_fields):
-            for name, _, rule, usual in misfits(fields, defaults):
-                self.refuse(name, rule, usual)
+        for name, _, rule, usual in misfits(fields, defaults):
+            self.refuse(name, rule, usual)
         _ = self.pipeline  # It checks its own fields.
         self._check_echo()
         self._check_optim()
@@ -124,9 +122,6 @@ class RunSpec(Group):
         echo = self.echo
         with named("echo."):
             echo.spec(self.batch_size)
-        if echo.buffer_on == "device" and echo.stage not in ("decode", "augment"):
-            rule = "goes with echo.buffer_on=host; a device echoes decoded examples"
-            self.refuse("echo.stage", rule, "decode")
         if echo.mode == "adaptive" and not self.data.prefetch:
             rule = "reads when asked, so that nothing is ever ready for adaptive echo"
             self.refuse("data.prefetch", rule, 4)
@@ -143,12 +138,6 @@ class RunSpec(Group):
             try_optax(optim)
         with named("optim."):
             optim.check(self.updates, self.batch_size)
-        if self.batch.boundaries and optim.scale == "sqrt":
-            rule = "does not go with config.batch.boundaries"
-            self.refuse("optim.scale", rule, "linear")
-        if self.local.sync_schedule != "none" and self.batch.norm == "last":
-            rule = "is of one model, and the mean of replicas has seen no batch"
-            self.refuse("batch.norm", rule, "recompute")
 
     def _check_counts(self) -> None:
         shards, size, updates = self.data.shards, self.batch_size, self.updates

@@ -11,11 +11,11 @@ from echo_jax.config.group import (
     Bounds,
     Count,
     Group,
-    Momentum,
     Natural,
     Positive,
     Precision,
     Probability,
+    Share,
 )
 from echo_jax.data.pipeline.spec import Engine
 from echo_jax.data.pipeline.storage import StorageSpec
@@ -101,9 +101,7 @@ class DistributedSpec(Group):
     def __post_init__(self):
         super().__post_init__()
         if self.process_id >= self.num_processes:
-            rule = (
-                f"must be below config.distributed.num_processes={self.num_processes}"
-            )
+            rule = f"must be below num_processes={self.num_processes}"
             self.refuse("process_id", rule, 0)
         if not self.coordinator and self.num_processes > 1:
             rule = "needs --config.distributed.coordinator=HOST:PORT"
@@ -205,14 +203,14 @@ class LocalSpec(Group):
     # The common parameters: mean | nesterov (DiLoCo: a step from the last common ones)
     outer: Literal["mean", "nesterov"] = "mean"
     outer_lr: Amount = 0.7  # the step's learning rate
-    outer_momentum: Momentum = 0.9  # the step's momentum
+    outer_momentum: Share = 0.9  # the step's momentum
     # Without replicas: the delay of gradients, in updates, of simulated asynchronous
     # SGD.
     staleness: Natural = 0
 
     def meeting_schedule(self, updates: int) -> FetchSchedule:
         """Returns the probability by which replicas synchronise in so many updates."""
-        p, schedule = self.sync_p, self.sync_schedule
-        if schedule == "bernoulli":
-            return FetchSchedule("p", "constant", p, p)
-        return FetchSchedule("p", schedule, p, self.sync_p_end, updates)  # pyright: ignore[reportArgumentType]
+        start, end = self.sync_p, self.sync_p_end
+        if self.sync_schedule == "bernoulli":
+            return FetchSchedule("p", "constant", start, start)
+        return FetchSchedule("p", self.sync_schedule, start, end, updates)  # pyright: ignore[reportArgumentType]

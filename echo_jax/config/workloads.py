@@ -4,13 +4,12 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from echo_jax.config.group import Bounds, Count, Group, Natural
+from echo_jax.config.group import Count, Group, Natural, Share
 from echo_jax.config.specs import DataSpec
 
 Sizes = tuple[int, ...]
-Share = Annotated[float, Bounds(0.0, below=1.0)]
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ SHORT = {
     "C": "optim.schedule=onecycle optim.start_fraction=0.04 ",
 }
 REFUSED = """
-optim.name=adam | name='adam' is no public optimizer of optax; use adamw,
+optim.name=adam | name='adam' is no public function of optax; use adamw,
 optim.name=optax.lbfgs | 'optax.lbfgs' cannot train with config.optim.args
 optim.name=optax.lion optim.args={"b3":1} | cannot train with ... b3
 optim.name=optax.lion optim.args=b1=1 | is no JSON object of numbers
@@ -193,7 +193,7 @@ optim.name=optax.lion optim.weight_decay=0.1 | has it in config.optim.args
 optim.name=sgd optim.args={"b1":0.5} | needs config.optim.name!=adamw
 optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 needs config.optim.name!=lars
 optim.scale=sqrt optim.reference_batch=4 optim.b1=0.4 | b1=0.4 would be ... b1=0.95
-optim.schedule=optax.exponential_decay | cannot be made of config ... missing
+optim.schedule=optax.exponential_decay | cannot be made of ... missing
 optim.schedule=onecycle | start_fraction=0.0 must be above 0 with onecycle
 optim.peak_at=0.0 | peak_at=0.0 must be above 0
 optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at most
