@@ -8,8 +8,7 @@ from types import ModuleType
 
 from etils import epath
 
-from echo_jax.config import Config
-from echo_jax.config.flags import load_with_flags
+from echo_jax.config import Config, load_with_flags
 from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.terminal.failures import sentence
 

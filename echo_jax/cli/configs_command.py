@@ -9,7 +9,7 @@ from typing import Any
 from echo_jax.cli.command_end import typed_config
 from echo_jax.config import load_config
 from echo_jax.config.files import copy_config, import_config, packaged_configs
-from echo_jax.config.flags import field_lines
+from echo_jax.config.study import field_lines
 from echo_jax.terminal.printable import printable
 
 _EPILOG = """\

@@ -8,8 +8,8 @@ __all__ = ["Config", "default_config", "load_config", "override"]
 __getattr__ = door(
     __name__,
     {
+        "defaults": ["load_with_flags"],
         "files": ["import_config", "packaged_configs"],
-        "flags": ["load_with_flags"],
         "run": ["RunSpec", "check_config"],
         "saved": ["read_config"],
         "specs": ["BatchSpec"],

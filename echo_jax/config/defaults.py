@@ -5,11 +5,13 @@ config file starts from `default_config`, sets the fields of its experiment,
 and adds ``model``.
 """
 
+import ast
+import contextlib
 import difflib
 import inspect
-import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
@@ -102,14 +104,60 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
             f"get_config() of {file} returned {config!r:.60}; let it return a changed "
             "echo_jax.config.default_config()"
         )
-    return with_fields(config, overrides or {})
+    return _with_fields(config, overrides or {})
 
 
-def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """Returns a loaded config with other fields, locked; see `load_config`."""
+def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
+    """Loads a config and applies ``--config.FIELD=VALUE`` flags, as `load_config`.
+
+    A value may follow its flag as the next word. ``--config.FIELD`` alone sets a field
+    that is true or false, and ``--noconfig.FIELD`` clears it.
+    """
+    config = load_config(path)
+    return _with_fields(config, dict(_values(config, [*flags_given])))
+
+
+def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Returns a loaded config with other fields, locked."""
     override(config, fields)
     leave_out(config, flat_fields(defaults_of(RunSpec)), flat_fields(fields))
     return config.lock()
+
+
+def _values(config: Config, waiting: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name of each flag's field, and its value."""
+    while waiting:
+        flag, equals, text = waiting.pop(0).partition("=")
+        found = re.fullmatch(r"--(no)?config\.([\w.]+)", flag)
+        if found is None:
+            meant = _did_you_mean(flag, ["--config", "--workdir"])
+            raise ValueError(f"unknown option {flag!r}{meant}")
+        is_negated, name = found.groups()
+        check_field(config, name)
+        usual = attrgetter(name)(config)
+        is_switch = isinstance(usual, bool) and not equals
+        if is_negated and not is_switch:
+            raise ValueError(
+                f"{flag} is for a field that is true or false; set "
+                f"--config.{name}=VALUE"
+            )
+        if not equals:
+            text = waiting.pop(0) if waiting and not is_switch else ""
+        yield name, not is_negated if is_switch else _parsed(text, usual)
+
+
+# A text that is not of the field's type stays as it is, and `override` refuses it.
+def _parsed(text: str, usual: Any) -> Any:
+    """Returns the value that a text means for a field of the type of `usual`."""
+    if isinstance(usual, str):
+        return text
+    with contextlib.suppress(SyntaxError, ValueError):
+        if isinstance(usual, float):
+            return float(text)
+        value = ast.literal_eval(text.capitalize() if isinstance(usual, bool) else text)
+        is_whole = isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole and isinstance(usual, int) else value
+    return text
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> None:
@@ -128,7 +176,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> None:
         try:
             config.update_from_flattened_dict({name: value})
         except TypeError as error:
-            usual = operator.attrgetter(name)(config)
+            usual = attrgetter(name)(config)
             takes = _TAKES.get(type(usual), type(usual).__name__)
             raise TypeError(
                 f"config.{name}={value!r} must be {takes}; it is {usual!r} without it"
@@ -152,12 +200,12 @@ def check_field(config: Config, name: str) -> None:
     of_all = re.sub(r"^(arms\.[^.]+\.)?", "base.", name)
     hint = f"; of all arms it is --config.{of_all}" * (of_all in fields)
     raise UnknownFieldError(
-        f"config has no field {name!r}{did_you_mean(name, fields)}{hint}; "
+        f"config has no field {name!r}{_did_you_mean(name, fields)}{hint}; "
         "'echo-jax configs show CONFIG' lists its fields"
     )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns a hint to the known word that is most like another one, or ""."""
     close = difflib.get_close_matches(word, [*known], n=1, cutoff=0.8)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -92,10 +92,10 @@ class RunSpec(Group):
         if isinstance(config, RunSpec):
             return config
         values = defaults_of(RunSpec) | dict(config.items())
-        for name, group in zip(("model", "data"), fields_of(values), strict=True):
-            with named("config."), named(f"{name}."):
-                values[name] = made(group, values[name])
         with named("config."):
+            for name, group in zip(("model", "data"), fields_of(values), strict=True):
+                with named(f"{name}."):
+                    values[name] = made(group, values[name])
             return made(RunSpec, values)
 
     def changed(self, fields: Mapping[str, Any]) -> Self:

@@ -1,13 +1,17 @@
 """The fields of a study: the arms that are compared, and their search."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from echo_jax.config.defaults import Config, check_field
-from echo_jax.config.group import Amount, Count, Group, Natural, defaults_of
+from echo_jax.config.group import Amount, Count, Group, Natural, defaults_of, described
+from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import FIELDS
+from echo_jax.studies.fields import flat_fields
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,18 @@ def arm_names(study: Config) -> list[str]:
     names = list(study.arms)
     ordered = [name for name in study.get("order", ()) if name in names]
     return [*ordered, *(name for name in names if name not in ordered)]
+
+
+def field_lines(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the flag and the description of every field of a training or a study."""
+    is_study = "base" in config
+    workload = config.base.workload if is_study else config.workload
+    of_run, of_study = dict(described(RunSpec)), dict(described(StudySpec))
+    # A workload of somebody else has no texts for its fields.
+    if workload in FIELDS:
+        model, data = FIELDS[workload]
+        of_run |= {**dict(described(model, "model.")), **dict(described(data, "data."))}
+    for name, value in flat_fields(config.to_dict()).items():
+        own = re.sub(r"^(base|arms\.[^.]+)\.", "", name)
+        about = of_study if is_study and own == name else of_run
+        yield f"--config.{name}={value}", about.get(own, "")
