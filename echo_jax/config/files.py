@@ -57,7 +57,8 @@ def find_config(file: str) -> Path:
         fix = f"did you mean {last[close[0]]!r}, which comes with echo-jax?"
     else:
         fix = f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
-    raise FileNotFoundError(f"config {file!r} is not a file; {fix}")
+    said = f"config {file!r} is not a file at {path.absolute()}"
+    raise FileNotFoundError(f"{said}; {fix}")
 
 
 def import_config(path: Path) -> ModuleType:

@@ -234,7 +234,7 @@ def test_a_file_wins_over_a_name_and_a_folder_does_not(empty_folder):
         ("configs/lm.py", "did you mean 'lm', which comes with echo-jax?"),
         ("s1_placement:tiny", "did you mean 'sweeps/s1_placement', which comes"),
         ("nothing", "give PATH.py, or one that comes with echo-jax: cifar, coco, comm"),
-        (".", "'.' is not a file; give PATH.py"),
+        (".", "'.' is not a file at /.*; give PATH.py"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_those_that_are(name, said):
