@@ -39,7 +39,7 @@ class DataSpec(Group):
     threads: Natural = 1  # concurrent reads
     prefetch: Natural = 4  # batches made ahead of the trainer
     eval_examples: Natural = 0  # 0: the whole evaluation split
-    # A longer wait for data saves and ends the run; 0: no limit.
+    # A longer wait for data ends the run, without a save; 0: no limit.
     timeout_s: Amount = 1800.0
     # Whether to look for NaN and infinity in fresh items that enter the echo. The first
     # such item ends the run.
