@@ -38,7 +38,7 @@ from echo_jax.training.probe import probe_config
 from echo_jax.training.processes import distributed
 from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
-from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
+from echo_jax.training.saving.checkpoint import DamagedCheckpointError
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 

@@ -19,7 +19,7 @@ from echo_jax.files.folders import run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError
 from echo_jax.training.arrays import call_with_host_arrays
 from echo_jax.training.saving.model import TASK_FILE, read_task
-from echo_jax.training.saving.saved_model import read_model
+from echo_jax.training.saving.weights import read_model
 from echo_jax.workloads import decode_input, make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel
@@ -307,15 +307,15 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
         # The model cannot come from a run of this package.
         what = f"it does not fit config.json ({error!r})"
         raise DamagedFileError(folder / TASK_FILE, what) from error
-    saved = read_model(folder, update)
-    variables = saved.model.variables
+    update, model = read_model(folder, update)
+    variables = model.variables
     if _shapes(variables) != _shapes(wanted):
         what = "the checkpoint holds another model"
         raise DamagedFileError(folder / "config.json", what)
     return TrainedRun(
         workdir=folder,
         config=config,
-        update=saved.update,
+        update=update,
         task=task,
         variables=variables,
         task_info=info,

@@ -45,7 +45,7 @@ from echo_jax.training.records.environment import check_workdir, identity, lock_
 from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
 from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
-from echo_jax.training.saving.checkpoint import params_sha256
+from echo_jax.training.saving.hashes import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Started, check_start, start
 from echo_jax.training.step import StepReport

@@ -39,7 +39,7 @@ from echo_jax.training.records.progress import Progress, show_run
 from echo_jax.training.records.runfiles import RunLog, write_json_once
 from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
-from echo_jax.training.saving.saved_model import WarmStart, warm_start
+from echo_jax.training.saving.weights import WarmStart, warm_start
 from echo_jax.training.step import TrainState
 from echo_jax.training.xla import UpdateFlops, count_flops, sent_bytes
 from echo_jax.workloads.base import Workload
@@ -205,7 +205,7 @@ def _write_facts(
         write_task(workdir, workload)
     check_shared(workdir)
     if warm:
-        environment["init_from"] = warm.report()
+        environment["init_from"] = warm.report
     elif "init_from" in before and totals.updates:
         environment["init_from"] = before["init_from"]
     write_json_once(workdir / "environment.json", environment)

@@ -13,7 +13,7 @@ import optax
 from flax import struct
 
 from echo_jax.config.run import RunSpec
-from echo_jax.training.saving.saved_model import replaced
+from echo_jax.training.saving.weights import replaced
 from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
 from echo_jax.training.update.loss_scale import (
     LossScale,

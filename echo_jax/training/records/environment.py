@@ -23,7 +23,7 @@ from echo_jax.training.processes.distributed import (
     is_main_process,
     wait_for_all,
 )
-from echo_jax.training.saving.checkpoint_reader import sha256_of
+from echo_jax.training.saving.hashes import sha256_of
 
 _PACKAGES = ("echo-jax", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
 _PACKAGES += ("orbax-checkpoint",)

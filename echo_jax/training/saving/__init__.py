@@ -5,9 +5,8 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "checkpoint": ["Checkpoints", "params_sha256"],
-        "checkpoint_reader": ["DamagedCheckpointError", "checksums"],
-        "saved_model": ["read_model"],
+        "checkpoint": ["Checkpoints", "DamagedCheckpointError"],
+        "hashes": ["checksums", "params_sha256"],
         "weights": ["flat_arrays", "read_weights", "write_weights"],
     },
 )

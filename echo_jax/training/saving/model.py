@@ -8,8 +8,9 @@ tokenizer's, are in the same folder.
 import functools
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from etils import epath
@@ -21,7 +22,6 @@ from echo_jax.training.arrays import call_with_host_arrays
 from echo_jax.workloads.base import Task, Workload
 
 MODEL_FILE, TASK_FILE = "model.txt", "task.json"
-
 
 # How many parts of a model are named, the largest first.
 _MOST_NAMED = 4
@@ -48,16 +48,14 @@ class Model(struct.PyTreeNode):
 def size_of(params: Any) -> str:
     """Says how many parameters a model has, and which parts have the most."""
     leaves = jax.tree.leaves_with_path(params)
-    parts: dict[str, int] = {}
+    parts: Counter[str] = Counter()
     for path, array in leaves:
-        part = jax.tree_util.keystr(path[:1], simple=True)
-        parts[part] = parts.get(part, 0) + math.prod(array.shape)
-    largest = sorted(parts, key=lambda part: -parts[part])[:_MOST_NAMED]
-    named = ", ".join(f"{part} {parts[part]:,}" for part in largest)
+        parts[jax.tree_util.keystr(path[:1], simple=True)] += math.prod(array.shape)
+    largest = parts.most_common(_MOST_NAMED)
+    named = ", ".join(f"{part} {size:,}" for part, size in largest)
     rest = len(parts) - len(largest)
     more = f" and {rest} more" if rest else ""
-    total = sum(parts.values())
-    return f"{total:,} parameters in {len(leaves)} arrays: {named}{more}"
+    return f"{parts.total():,} parameters in {len(leaves)} arrays: {named}{more}"
 
 
 def write_table(workdir: epath.Path, task: Task) -> None:
@@ -71,13 +69,6 @@ def _table(task: Task) -> str:
     return call_with_host_arrays(task.table)
 
 
-class SavedTask(NamedTuple):
-    """The `Workload.task_info` and `Workload.task_files` of a run folder."""
-
-    info: dict[str, Any]
-    files: dict[str, bytes]
-
-
 def write_task(workdir: epath.Path, workload: Workload) -> None:
     """Writes ``task.json`` and the task's files to the run folder."""
     for name, content in workload.task_files.items():
@@ -86,8 +77,8 @@ def write_task(workdir: epath.Path, workload: Workload) -> None:
     write_json(workdir / TASK_FILE, {"info": dict(workload.task_info), "files": hashes})
 
 
-def read_task(workdir: epath.Path) -> SavedTask:
-    """Reads the task of a run folder; raises if a file differs from the written one."""
+def read_task(workdir: epath.Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns a run's `Workload.task_info` and `Workload.task_files`, as written."""
     path = workdir / TASK_FILE
     content = read_json(path, {"info": dict, "files": dict})
     if content is None:
@@ -106,7 +97,7 @@ def read_task(workdir: epath.Path) -> SavedTask:
             raise DamagedFileError(path, f"{name!r} is gone") from error
         if _sha256(files[name]) != wanted:
             raise DamagedFileError(workdir / name, "it has another hash")
-    return SavedTask(content["info"], files)
+    return content["info"], files
 
 
 def _sha256(content: bytes) -> str:
