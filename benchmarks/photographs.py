@@ -20,9 +20,8 @@ from echo_jax.config.run import RunSpec
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
-from echo_jax.training.feeds.loader import measure_loader
 from echo_jax.training.feeds.of_config import open_feed
-from echo_jax.training.measure import held_feed, measure_step
+from echo_jax.training.measure import measure_loader, measure_step
 from echo_jax.training.processes import Watchdog
 from echo_jax.workloads import build
 
@@ -65,10 +64,9 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
     watchdog = Watchdog.of_data(config, print)
-    loader = measure_loader(workload, config, watchdog=watchdog)
-    with closing(held_feed(compiled, config, loader)) as feed:
-        t_down_s = measure_step(compiled, state, feed)
-    ratio, sample = loader.t_up_s / t_down_s, loader.sample
+    t_up_s, sample = measure_loader(config, workload, watchdog=watchdog)
+    with closing(open_feed(config, workload, compiled.mesh, sample=sample)) as feed:
+        ratio = t_up_s / measure_step(compiled, state, feed)
     held = open_feed(config, workload, compiled.mesh, sample=sample)
     fed = open_feed(config, workload, compiled.mesh, sample=sample)
     states = {"held": state, "fed": compiled.copy(state)}
@@ -104,7 +102,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         "one held batch in the same trainer, before and after",
         busy,
         f"R={ratio:.2f}; adaptive, cap {_CAP}; batch {config.batch_size}; a step of "
-        f"{1e3 * alone:.3g} ms, a fresh batch in {1e3 * loader.t_up_s:.3g} ms; "
+        f"{1e3 * alone:.3g} ms, a fresh batch in {1e3 * t_up_s:.3g} ms; "
         f"{workload.metadata['data']['train_examples']} images again and again; on "
         f"{jax.devices()[0].device_kind}",
     )

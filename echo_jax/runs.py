@@ -34,7 +34,7 @@ from echo_jax.searches.trials import protocol_of
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes
 from echo_jax.training.loop import train_checked
-from echo_jax.training.probe import probe_config
+from echo_jax.training.measure import probe_config
 from echo_jax.training.processes import distributed
 from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir

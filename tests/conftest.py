@@ -29,7 +29,6 @@ from hypothesis import HealthCheck, settings
 
 from echo_jax.data.sources import shapes
 from echo_jax.training import measure
-from echo_jax.training.feeds import loader
 
 # A shell has Ctrl-C ignored by what it runs in the background, and by all that this
 # starts: tests of Ctrl-C would wait for ever.
@@ -74,7 +73,7 @@ def _optimize_nothing():
 
 
 # How fast a run is is no test's subject: two seconds, or twenty steps, are for users.
-loader.BUDGET_S = measure.BUDGET_S = 0.05
+measure.BUDGET_S = 0.05
 
 # An example may take as long as the machine is busy.
 settings.register_profile(

@@ -2,8 +2,7 @@
 
 from echo_jax.lazy import door
 from echo_jax.training.loop import train
-from echo_jax.training.measure import Rates
-from echo_jax.training.probe import calibrate
+from echo_jax.training.measure import Rates, calibrate
 from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.window import NonFiniteLossError
 
@@ -21,9 +20,8 @@ __getattr__ = door(
     {
         "clock": ["Clock", "DeviceTime"],
         "compiled": ["next_group"],
-        "evaluation": ["evaluate", "evaluate_split"],
-        "measure": ["held_feed"],
-        "probe": ["probe_config"],
-        "window": ["GradientWindow", "LossWindow", "MAX_METRICS"],
+        "evaluation": ["evaluate"],
+        "measure": ["measure_loader", "probe_config"],
+        "window": ["MAX_METRICS"],
     },
 )

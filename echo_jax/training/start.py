@@ -23,7 +23,7 @@ from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import check_branches, check_norm
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.of_config import check_data, check_echo
-from echo_jax.training.measure import Rates, decide
+from echo_jax.training.measure import Rates, measured_feed
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.stop import Watchdog
 from echo_jax.training.records.environment import (
@@ -110,7 +110,7 @@ def start(
     watchdog = stack.enter_context(Watchdog.of_data(config, _note_of(progress)))
     # A resumed run keeps the decisions of its checkpoint.
     with progress.slow("compiling the update, and measuring it"):
-        decided = decide(
+        measured = measured_feed(
             config,
             workload,
             compiled,
@@ -119,17 +119,17 @@ def start(
             watchdog=watchdog,
             note=progress.note,
         )
-    feed = decided.feed
+    feed = measured.feed
     stack.enter_context(watchdog.closing(feed))
     if before:
         what = "the items in use, to be read again"
         with progress.slow(f"waiting for {what}"), watchdog.waiting(what):
-            feed.set_state([before["data"][shard.index] for shard in decided.shards])
+            feed.set_state([before["data"][shard.index] for shard in measured.shards])
         clock.add(before["clock"])
     log = RunLog(config, workload, workdir, restored, progress)
     stack.callback(log.close)
     if not restored:
-        log.examples(decided.sample)
+        log.examples(measured.sample)
     trace = partial(compiled.trace, state, feed)
     flops = count_flops(trace(), compiled.mesh)
     if config.batch.boundaries:
@@ -149,7 +149,7 @@ def start(
         checkpoints=checkpoints,
         watchdog=watchdog,
         feed=feed,
-        rates=decided.rates,
+        rates=measured.rates,
         log=log,
         flops=flops,
         bytes_sent=bytes_sent,

@@ -22,9 +22,9 @@ import echo_jax as ej
 from echo_jax.config import RunSpec, default_config
 from echo_jax.data.pipeline import SINGLE
 from echo_jax.files import read_line, run_folder
-from echo_jax.training import held_feed, train
+from echo_jax.training import measure_loader, train
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.feeds import measure_loader
+from echo_jax.training.feeds import open_feed
 from echo_jax.training.processes import Watchdog
 from echo_jax.training.saving import Checkpoints
 from echo_jax.workloads import WORKLOADS, Task, Workload
@@ -244,8 +244,8 @@ def held_input(compiled, config, workload):
     """A context with a feed of a config, to hold inputs of."""
     config = RunSpec.of(config)
     watchdog = Watchdog.of_data(config, print)
-    loader = measure_loader(workload, config, most=1, watchdog=watchdog)
-    return closing(held_feed(compiled, config, loader))
+    _, sample = measure_loader(config, workload, most=1, watchdog=watchdog)
+    return closing(open_feed(config, workload, compiled.mesh, sample=sample))
 
 
 def compiled_update(config, *, task=None, meets=False):

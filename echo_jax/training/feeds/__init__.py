@@ -6,7 +6,6 @@ __getattr__ = door(
     __name__,
     {
         "feed": ["HostBatching", "HostFeed", "JoinedBatches", "stacked"],
-        "loader": ["measure_loader", "unechoed"],
         "of_config": ["check_echo", "first_uses", "make_echo_spec", "open_feed"],
     },
 )

@@ -1,83 +1,25 @@
-"""Measures the loader of a run alone."""
+"""Reads fresh batches, as they are before the echo of a run."""
 
-import math
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.shard import SINGLE, DataShard
-from echo_jax.echo.instrument.measure import time_calls
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.processes.distributed import all_gather
-from echo_jax.training.processes.stop import Watchdog
 from echo_jax.workloads.base import Batch, Workload
-
-# Seconds and calls to measure the loader, and the step. A training run starts with at
-# most QUICK_CALLS.
-BUDGET_S = 2.0
-LEAST_CALLS, QUICK_CALLS = 3, 20
-
-
-@dataclass(frozen=True)
-class Loader:
-    """A measured loader.
-
-    Attributes:
-      t_up_s: Seconds per fresh batch of the input pipeline alone.
-      sample: A batch, in host memory.
-    """
-
-    workload: Workload
-    t_up_s: float
-    sample: Batch
-
-
-def measure_loader(
-    workload: Workload,
-    config: RunSpec,
-    *,
-    shards: Sequence[DataShard] = (SINGLE,),
-    most: int = QUICK_CALLS,
-    watchdog: Watchdog,
-) -> Loader:
-    """Measures the pipeline up to the echo."""
-
-    def load() -> Batch:
-        with watchdog.waiting("a batch, to see how fast they come"):
-            return next_batch(batches, workload, "while it was measured")
-
-    with watchdog.closing(_upstream(workload, config, shards)) as batches:
-        sample = load()  # Starts threads, fills caches.
-        # Threads that began together end together, so batches come in groups. The rest
-        # of a group comes in no time after its first batch.
-        together = max(1, batches.held)
-        for _ in range(batches.held):
-            load()
-        up = time_calls(
-            load,
-            window_s=BUDGET_S,
-            least=LEAST_CALLS,
-            most=math.ceil(most / together) * together,
-            stride=together,
-        )
-    # The mean, because slow storage may come in bursts. The slowest process counts,
-    # because the others wait for it. A part of a batch takes that part of the time.
-    parts = config.batch.parts(0)
-    return Loader(workload, max(all_gather(statistics.mean(up))) / parts, sample)
 
 
 def take_sample(workload: Workload, config: RunSpec) -> Batch:
     """Returns a batch of the data upstream of a run's feed; measures nothing."""
-    with closing(_upstream(workload, config, (SINGLE,))) as batches:
+    with closing(upstream_of_feed(workload, config, (SINGLE,))) as batches:
         return next_batch(batches, workload, "before its first batch")
 
 
-def _upstream(
+def upstream_of_feed(
     workload: Workload, config: RunSpec, shards: Sequence[DataShard]
 ) -> JoinedBatches:
+    """Opens the batches that the feed of a run reads."""
     if config.echo.buffer_on == "device":
         return JoinedBatches([workload.fresh_dataset(shard) for shard in shards])
     spec = unechoed(config)
