@@ -105,10 +105,8 @@ def run_train(
                 with notes.slow("looking for the other processes"):
                     stack.enter_context(distributed.connected(spec))
             workload, compiled = read_workload(spec, workdir)
-            lock = stack.enter_context(lock_workdir(workdir))
-            # Only now can no other run write into it.
-            if is_main_process():
-                check_workdir(workdir, spec, workload.metadata)
+            locked = lock_workdir(workdir, spec, workload.metadata)
+            lock = stack.enter_context(locked)
         return train_checked(spec, workload, workdir, compiled, lock)
 
 

@@ -12,7 +12,6 @@ branch. So a branch costs its updates, their fresh batches and one evaluation.
 """
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 
 from echo_jax.config.run import RunSpec
-from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
+from echo_jax.echo.instrument.measure import BoundedSteps
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.training.arrays import put_batch
 from echo_jax.training.compiled import CompiledFunctions
@@ -69,16 +68,8 @@ def evaluate(
     """Returns all metrics of the task and of an evaluator over a split."""
     num_devices = compiled.mesh.size // jax.process_count()
     parts = []
-    in_flight: deque[tuple[Batch, Any]] = deque()
 
-    def finish(*, leave: int) -> None:
-        while len(in_flight) > leave:
-            batch, outputs = in_flight.popleft()
-            jax.block_until_ready(outputs)
-            if evaluator is not None:
-                evaluator.add(_rows_of_all(batch), jax.device_get(outputs[1]))
-
-    for batch in batches:
+    def start(batch: Batch) -> tuple[Batch, Any]:
         if (size := len(batch["mask"])) % num_devices:
             raise ValueError(
                 f"an evaluation batch of {size} does not divide over "
@@ -86,15 +77,21 @@ def evaluate(
             )
         outputs = compiled.evaluate(model, put_batch(batch, compiled.mesh))
         parts.append(outputs[0])
-        in_flight.append((batch, outputs))
-        finish(leave=MAX_IN_FLIGHT)
-    finish(leave=0)
+        return batch, outputs
 
-    found: dict[str, list[Any]] = defaultdict(list)
-    for part in jax.device_get(parts):
-        for name, sum_and_count in part.items():
-            found[name].append(map(float, sum_and_count))
-    sums = {name: [*map(math.fsum, zip(*found[name], strict=True))] for name in found}
+    def finish(started: tuple[Batch, Any]) -> None:
+        batch, outputs = started
+        jax.block_until_ready(outputs)
+        if evaluator is not None:
+            evaluator.add(_rows_of_all(batch), jax.device_get(outputs[1]))
+
+    steps = BoundedSteps(start, finish)
+    for batch in batches:
+        steps(batch)
+    steps.finish()
+    sums: dict[str, Any] = {}
+    if parts:
+        sums = jax.tree.map(lambda *each: math.fsum(each), *jax.device_get(parts))
     if not any(count for _, count in sums.values()):
         raise ValueError("the evaluation split has no example; give one at least")
     metrics = {name: total / count for name, (total, count) in sums.items()}
@@ -134,16 +131,16 @@ def with_recomputed_statistics(
     watchdog: Watchdog,
 ) -> Any:
     """Returns a model whose batch norms have the statistics of fresh batches."""
-    found: list[Any] = []
+    statistics: list[Any] = []
     count = config.batch.norm_batches
     # Always the first batches of a new iterator, augmented as in training. So a resumed
     # run evaluates alike, and the run's own data does not move.
     for batch in fresh_batches(config, workload, watchdog, count, "for batch norm"):
         arrays = {name: x for name, x in batch.items() if name not in _TAGS}
         # At most two batches are in memory.
-        jax.block_until_ready(found[-1:])
-        found.append(compiled.statistics(model, put_batch(arrays, compiled.mesh)))
-    return model.replace(model_state=compiled.merge(found))
+        jax.block_until_ready(statistics[-1:])
+        statistics.append(compiled.statistics(model, put_batch(arrays, compiled.mesh)))
+    return model.replace(model_state=compiled.merge(statistics))
 
 
 def check_branches(config: RunSpec, workload: Workload) -> None:

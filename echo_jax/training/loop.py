@@ -27,7 +27,6 @@ from echo_jax.config.run import RunSpec
 from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.stats import Waits
 from echo_jax.files.folders import remove_unfinished, run_folder, write
-from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.clock import DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions, next_group
@@ -41,10 +40,10 @@ from echo_jax.training.processes.distributed import (
     is_main_process,
 )
 from echo_jax.training.processes.stop import Interrupted, StopSignal
-from echo_jax.training.records.environment import check_workdir, identity, lock_workdir
+from echo_jax.training.records.environment import identity, lock_workdir
 from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
 from echo_jax.training.records.runfiles import write_json_once
-from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
+from echo_jax.training.records.summary import finished_summary, make_summary
 from echo_jax.training.saving.hashes import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Started, check_start, start
@@ -122,9 +121,7 @@ def train(
     """
     config = RunSpec.of(config)
     workdir = run_folder(workdir)
-    with lock_workdir(workdir) as lock:
-        if is_main_process():
-            check_workdir(workdir, config, workload.metadata)
+    with lock_workdir(workdir, config, workload.metadata) as lock:
         compiled = check_start(config, workload, workdir)
         return train_checked(config, workload, workdir, compiled, lock, console=console)
 
@@ -142,9 +139,7 @@ def train_checked(
     """Trains a run that `check_start` accepted, in a checked, locked folder."""
     if is_main_process():
         remove_unfinished(workdir)
-    kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
-    summary = broadcast_from_first(kept)
-    if summary is not None and is_finished(summary, config):
+    if summary := broadcast_from_first(finished_summary(workdir, config)):
         return summary
 
     with ExitStack() as stack:

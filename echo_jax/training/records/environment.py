@@ -45,30 +45,33 @@ _NO_PART = {"distributed", "log", "profile"}
 _NO_PART_OF_DATA = {"timeout_s", "check_finite"}
 
 
-def _all_cores(process: int) -> range:
-    return range(os.cpu_count() or 1)
-
-
 def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of ``environment.json``: versions, devices, commit, data."""
+    # The cores that the run may use; macOS does not tell.
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cpu_count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
     return {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
         "processes": jax.process_count(),
-        # Those that the run may use; macOS does not tell.
-        "cpu_count": len(getattr(os, "sched_getaffinity", _all_cores)(0)),
+        "cpu_count": cpu_count,
         "commit": code_commit(),
         "workload": dict(metadata),
     }
 
 
 @contextlib.contextmanager
-def lock_workdir(workdir: epath.Path) -> Iterator[FolderLock]:
-    """Locks a run folder in the first process; the others wait for it."""
+def lock_workdir(
+    workdir: epath.Path, config: RunSpec, metadata: Mapping[str, Any]
+) -> Iterator[FolderLock]:
+    """Locks and checks a run folder in the first process; the others wait for it."""
     with FolderLock(*[workdir] if is_main_process() else []) as lock:
         wait_for_all("lock_workdir")
+        # Only now can no other run write into it.
+        if is_main_process():
+            check_workdir(workdir, config, metadata)
         yield lock
 
 
@@ -175,14 +178,14 @@ def check_saved(
             f"{config.updates}; set --config.updates={update} or more, or use another "
             "--workdir"
         )
-    found = identity(config, metadata)
-    if host["data_sha256"] != found["data_sha256"]:
+    now = identity(config, metadata)
+    if host["data_sha256"] != now["data_sha256"]:
         raise ValueError(
             f"the checkpoint of update {update} was trained on other data than those "
             f"that config.data.source={config.data.source!r} holds now; put the old "
             "ones back, or use another --workdir"
         )
-    if host["config_sha256"] != found["config_sha256"]:
+    if host["config_sha256"] != now["config_sha256"]:
         raise ValueError(
             f"the checkpoint of update {update} was saved with another config than "
             "config.json; use another --workdir"
@@ -216,16 +219,16 @@ def _version(package: str) -> str | None:
 @functools.cache
 def code_commit() -> str | None:
     """Returns the package's git commit, ``-dirty`` if changed; None if unknown."""
-    here = Path(__file__)
+    file = Path(__file__)
 
     def git(*args: str) -> str:
-        command = ["git", "-C", str(here.parent), *args]
+        command = ["git", "-C", str(file.parent), *args]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
         # An installed copy inside somebody else's checkout is not that checkout.
-        git("ls-files", "--error-unmatch", here.name)
+        git("ls-files", "--error-unmatch", file.name)
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return None

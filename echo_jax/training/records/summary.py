@@ -14,8 +14,10 @@ from echo_jax.training.window import NonFiniteLossError
 from echo_jax.training.xla import UpdateFlops
 from echo_jax.workloads.base import Workload
 
-DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
-"""The fields by which `is_finished` goes, and their types."""
+# The fields by which a run is finished, or diverges, and their types.
+_DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
+_DECIDES_DIVERGED = {"target": int | float | None, "update": int}
+_DIVERGED = "diverged.json"
 
 
 def describe_run(config: RunSpec, workload: Workload) -> dict[str, Any]:
@@ -82,16 +84,13 @@ def make_summary(
     }
 
 
-def is_finished(summary: Mapping[str, Any], config: RunSpec) -> bool:
-    """Whether a run already did all that a config asks for."""
-    if summary["target"] != (config.target or None):
-        return False
-    stopped = config.stop_at_target and summary["reached"]
-    return stopped or summary["updates"] >= config.updates
-
-
-_DIVERGED = "diverged.json"
-_DECIDES_DIVERGED = {"target": int | float | None, "update": int}
+def finished_summary(workdir: epath.Path, config: RunSpec) -> dict[str, Any] | None:
+    """Returns the summary of a run that did all that a config asks for; else None."""
+    summary = read_if_whole(workdir / "summary.json", _DECIDES_THE_END)
+    if summary is None or summary["target"] != (config.target or None):
+        return None
+    is_stopped = config.stop_at_target and summary["reached"]
+    return summary if is_stopped or summary["updates"] >= config.updates else None
 
 
 def write_diverged(
@@ -105,8 +104,8 @@ def write_diverged(
 
 def read_diverged(workdir: epath.Path, config: RunSpec) -> int | None:
     """Returns the update at which a run diverges; None if it is not known."""
-    found = read_if_whole(workdir / _DIVERGED, _DECIDES_DIVERGED)
+    kept = read_if_whole(workdir / _DIVERGED, _DECIDES_DIVERGED)
     # A shorter run, or one to another target, may end before it diverges.
-    if found is None or found["target"] != (config.target or None):
+    if kept is None or kept["target"] != (config.target or None):
         return None
-    return found["update"] if found["update"] <= config.updates else None
+    return kept["update"] if kept["update"] <= config.updates else None

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -188,29 +187,21 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _one_sentence(where: str) -> Iterator[None]:
+def _one_sentence(name: str) -> Iterator[None]:
     """Raises one sentence for any error of Orbax or TensorStore."""
     # After a failed read, other reads go on. Their threads' errors would be printed as
-    # unraisable exceptions, by asyncio's logger, and as warnings. They are dropped if
-    # a read fails, and shown otherwise.
-    hook, kept = sys.unraisablehook, []
-    sys.unraisablehook = kept.append
-    try:
-        yield
-    except Exception as error:
-        first: BaseException = error
-        while first.__cause__ is not None:
-            first = first.__cause__
-        reason = f"{type(first).__name__}: {first}".partition("\n")[0]
-        with quiet_libraries(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
+    # unraisable exceptions, by asyncio's logger, and as warnings.
+    with quiet_libraries(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            yield
+        except Exception as error:
+            first: BaseException = error
+            while first.__cause__ is not None:
+                first = first.__cause__
+            reason = f"{type(first).__name__}: {first}".partition("\n")[0]
             time.sleep(_READS_END_S)
             forget(error)
-        kept.clear()
-        raise DamagedCheckpointError(
-            f"{where} cannot be read ({reason:.300})"
-        ) from None
-    finally:
-        sys.unraisablehook = hook
-        for each in kept:
-            hook(each)
+            raise DamagedCheckpointError(
+                f"{name} cannot be read ({reason:.300})"
+            ) from None
