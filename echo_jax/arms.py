@@ -21,7 +21,7 @@ from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.loop import train_checked
 from echo_jax.training.measure import calibrate
 from echo_jax.training.processes.distributed import is_main_process
-from echo_jax.training.records.summary import read_diverged, write_diverged
+from echo_jax.training.records.metrics import read_diverged, write_diverged
 from echo_jax.training.start import check_start
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build

@@ -110,16 +110,22 @@ def _rows_of_all(batch: Batch) -> Batch:
     }
 
 
-def check_norm(
+def check_evaluation(
     config: RunSpec, compiled: CompiledFunctions, workload: Workload
 ) -> None:
-    """Raises ValueError if the config sets batch.norm without a batch norm."""
+    """Refuses statistics without a batch norm, and branches without `with_seed`."""
     norm = config.batch.norm
     model = jax.eval_shape(compiled.model, compiled.abstract_state)
     if norm != "moving" and not jax.tree.leaves(model.model_state):
         raise ValueError(
             f"config.batch.norm={norm!r} needs a model with batch norm, and workload "
             f"{workload.name!r} has none. Use --config.batch.norm=moving."
+        )
+    if config.probe_repeats and workload.with_seed is None:
+        raise ValueError(
+            f"config.probe_repeats={config.probe_repeats} needs a workload with "
+            f"with_seed, and that of {workload.name!r} has none; set "
+            "--config.probe_repeats=0"
         )
 
 
@@ -143,16 +149,6 @@ def with_recomputed_statistics(
     return model.replace(model_state=compiled.merge(statistics))
 
 
-def check_branches(config: RunSpec, workload: Workload) -> None:
-    """Raises ValueError if the config asks for branches without `with_seed`."""
-    if config.probe_repeats and workload.with_seed is None:
-        raise ValueError(
-            f"config.probe_repeats={config.probe_repeats} needs a workload with "
-            f"with_seed, and that of {workload.name!r} has none; set "
-            "--config.probe_repeats=0"
-        )
-
-
 def has_branch(config: RunSpec, update: int) -> bool:
     """Whether a branch begins after an update and ends within the run."""
     every = config.probe_repeats
@@ -170,7 +166,7 @@ def metric_after_fresh(
     watchdog: Watchdog,
 ) -> float:
     """Returns the metric after `eval_every` updates on fresh data, on a copy."""
-    assert workload.with_seed is not None  # By `check_branches`.
+    assert workload.with_seed is not None  # By `check_evaluation`.
     # The order depends on the seed and the update, so a resumed run has the same
     # branches. The run's own data does not move. The branch's data is new to the model
     # as long as the run has seen a small part of all data.

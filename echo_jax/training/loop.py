@@ -41,9 +41,14 @@ from echo_jax.training.processes.distributed import (
 )
 from echo_jax.training.processes.stop import Interrupted, StopSignal
 from echo_jax.training.records.environment import identity, lock_workdir
-from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
+from echo_jax.training.records.metrics import (
+    AFTER_FRESH,
+    RowMaker,
+    Totals,
+    finished_summary,
+    make_summary,
+)
 from echo_jax.training.records.runfiles import write_json_once
-from echo_jax.training.records.summary import finished_summary, make_summary
 from echo_jax.training.saving.hashes import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Started, check_start, start

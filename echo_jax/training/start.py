@@ -20,7 +20,7 @@ from echo_jax.files.json_files import read_if_whole, read_json
 from echo_jax.training.arrays import call_with_host_arrays, idle_on_one_device
 from echo_jax.training.clock import Clock
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.evaluation import check_branches, check_norm
+from echo_jax.training.evaluation import check_evaluation
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.measure import Rates, measured_feed
@@ -73,8 +73,7 @@ def check_start(
     compiled = CompiledFunctions(config, workload)
     check_echo(config, workload, compiled.mesh)
     check_data(config, workload)
-    check_norm(config, compiled, workload)
-    check_branches(config, workload)
+    check_evaluation(config, compiled, workload)
     check_loggers(config.log.to, workdir)
     if compiled.local and is_main_process():
         check_replicas(workdir, compiled.mesh.size)

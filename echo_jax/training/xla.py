@@ -96,7 +96,7 @@ _PIECE = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
 
 def collectives(text: str) -> list[tuple[str, Counter[str]]]:
     """Returns each collective's kind, and its result's elements by type."""
-    found: list[tuple[str, Counter[str]]] = []
+    counted: list[tuple[str, Counter[str]]] = []
     pieces: set[tuple[str, ...]] = set()
     for shape, kind, rest in _COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", text)):
         if piece := _PIECE.search(rest):
@@ -106,8 +106,8 @@ def collectives(text: str) -> list[tuple[str, Counter[str]]]:
         elements: Counter[str] = Counter()
         for dtype, dims in _ARRAY.findall(shape):
             elements[dtype] += math.prod(int(each) for each in dims.split(",") if each)
-        found.append((kind, elements))
-    return found
+        counted.append((kind, elements))
+    return counted
 
 
 def sent_bytes(program: Any) -> int:
@@ -156,8 +156,8 @@ class UpdateFlops:
         if self.per_update is None:
             return {}
         per_s = self.per_update * updates / seconds
-        found = {"flops_per_update": self.per_update, "flops_per_s": per_s}
-        return found | ({"mfu": per_s / self.peak_per_s} if self.peak_per_s else {})
+        rates = {"flops_per_update": self.per_update, "flops_per_s": per_s}
+        return rates | ({"mfu": per_s / self.peak_per_s} if self.peak_per_s else {})
 
 
 def count_flops(traced: Any, mesh: Mesh) -> UpdateFlops:
@@ -191,12 +191,10 @@ def peak_flops_per_s(mesh: Mesh) -> float | None:
 
 
 def _peak_tflops(kind: str) -> float | None:
-    if " MIG " in kind:
+    if " MIG " in kind:  # A part of a device.
         return None
-    for name, peak in _PEAK_TFLOPS.items():
-        if re.match(rf"{name}\b", kind):
-            return peak
-    return None
+    peaks = _PEAK_TFLOPS.items()
+    return next((peak for name, peak in peaks if re.match(rf"{name}\b", kind)), None)
 
 
 # A viewer takes every annotation with a number for a step.
@@ -234,14 +232,24 @@ class Profile:
             if is_last:
                 self._finish_updates()
         if is_last:
-            self._end(self._begun)
+            said = f"profiled update {self._begun + 1} to {done}"
+            with run.clock.phase("pause"):
+                self.close(keep=True)
+            run.progress.note(f"{said}; see {self._own.parent}")
 
-    def close(self) -> None:
-        """Drops a trace that was not finished."""
-        if self._begun is not None:
-            self._begun = None
-            jax.profiler.stop_trace()
-            self._written.cleanup()
+    def close(self, *, keep: bool = False) -> None:
+        """Ends a trace that has begun, and drops it unless it is to be kept."""
+        if self._begun is None:
+            return
+        self._begun = None
+        jax.profiler.stop_trace()
+        with self._written as folder:
+            files = sorted(Path(folder).rglob("*")) if keep else []
+            for file in files:
+                if file.is_file():
+                    copy = self._own / file.relative_to(folder).as_posix()
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    write(copy, file.read_bytes())
 
     def say_if_missed(self) -> None:
         """Says at the end of a run that nothing was traced, though it was asked for."""
@@ -270,18 +278,3 @@ class Profile:
             self._begun = self._run.totals.updates
             # Together: who starts first would wait in the first collective.
             all_gather(None)
-
-    def _end(self, begun: int) -> None:
-        with self._run.clock.phase("pause"):
-            self._begun = None
-            jax.profiler.stop_trace()
-            with self._written as folder:
-                for file in sorted(Path(folder).rglob("*")):
-                    if file.is_file():
-                        copy = self._own / file.relative_to(folder).as_posix()
-                        copy.parent.mkdir(parents=True, exist_ok=True)
-                        write(copy, file.read_bytes())
-        last = self._run.totals.updates
-        self._run.progress.note(
-            f"profiled update {begun + 1} to {last}; see {self._own.parent}"
-        )

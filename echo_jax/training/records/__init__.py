@@ -5,10 +5,10 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "environment": ["claim_workdir", "code_commit", "config_sha256"],
+        "environment": ["claim_workdir", "code_commit"],
         "loggers": ["scalars_of"],
-        "metrics": ["first_to_meet", "idle_fraction", "train_metrics"],
+        "metrics": ["first_to_meet", "train_metrics"],
         "progress": ["Progress"],
-        "runfiles": ["MetricsFile", "RunLog"],
+        "runfiles": ["MetricsFile"],
     },
 )

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -72,19 +73,17 @@ class _Wandb:
         )
         self._run.define_metric("*", step_metric="updates")
 
-    def scalars(self, update: int, values: Mapping[str, float]) -> None:
+    def scalars(self, update: int, values: Mapping[str, Any]) -> None:
         self._run.log({"updates": update, **values})
 
     def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
-        made = {
-            name: self._wandb.Histogram(array.astype(np.float32).ravel().tolist())
-            for name, array in arrays.items()
-        }
-        self._run.log({"updates": update, **made})
+        numbers = {k: x.astype(np.float32).ravel().tolist() for k, x in arrays.items()}
+        made = {name: self._wandb.Histogram(each) for name, each in numbers.items()}
+        self.scalars(update, made)
 
     def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
         made = {name: [*map(self._wandb.Image, each)] for name, each in images.items()}
-        self._run.log({"updates": update, **made})
+        self.scalars(update, made)
 
     def close(self) -> None:
         self._run.finish()
@@ -110,13 +109,11 @@ def check_loggers(names: Sequence[str], workdir: epath.Path) -> None:
                 f"{workdir} is in a bucket; leave it out, and read metrics.jsonl there"
             )
         package = {"tensorboard": "tensorboardX"}.get(name, name)
-        try:
-            __import__(package)
-        except ModuleNotFoundError as error:
+        if find_spec(package) is None:
             raise ValueError(
                 f"config.log.to={name!r} needs {package}: pip install "
                 f"'echo-jax[{name}]'"
-            ) from error
+            )
     if "wandb" not in names or not is_main_process():
         return
     import wandb

@@ -43,27 +43,24 @@ def write_json_once(path: epath.Path, content: Mapping[str, Any]) -> None:
 class MetricsFile:
     """``metrics.jsonl`` of a run that starts, or resumes from an update.
 
+    The first process writes it.
+
     Attributes:
       damaged: The numbers of the lines that were dropped as damaged.
       num_missing: How many of the ``num_rows`` of the checkpoint are missing.
     """
 
     def __init__(
-        self,
-        path: epath.Path,
-        *,
-        resumed_from: int | None,
-        num_rows: int = 0,
-        writes: bool = True,
+        self, path: epath.Path, *, resumed_from: int | None, num_rows: int = 0
     ):
-        self._path, self._writes = path, writes
+        self._path, self._writes = path, is_main_process()
         self._is_behind = False
         self.rows: list[dict[str, Any]] = []
         self.damaged: list[int] = []
         if resumed_from is not None:
             self.rows, self.damaged = _rows_until(path, resumed_from)
         self.num_missing = max(0, num_rows - len(self.rows))
-        if writes:
+        if self._writes:
             self._write()
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -133,7 +130,6 @@ class RunLog:
             workdir / "metrics.jsonl",
             resumed_from=saved,
             num_rows=restored.host["rows"] if restored else 0,
-            writes=is_main_process(),
         )
         if lines := self.file.damaged:
             progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")

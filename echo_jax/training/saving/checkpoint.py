@@ -17,7 +17,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -31,8 +31,6 @@ from echo_jax.training.processes.distributed import (
 )
 from echo_jax.training.saving.hashes import checksums, sha256_of
 
-State = TypeVar("State")
-
 # How long the reads in progress take to end after another read failed.
 _READS_END_S = 0.2
 
@@ -41,11 +39,11 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint cannot be read, or differs from the saved state."""
 
 
-class Restored(NamedTuple, Generic[State]):
+class Restored(NamedTuple):
     """The checkpoint from which a run continues."""
 
     update: int
-    state: State
+    state: Any
     host: dict[str, Any]  # The host's part, plain data.
     damaged: dict[int, str]  # Reasons why newer checkpoints were skipped, by update.
 
@@ -95,7 +93,7 @@ class Checkpoints:
                 ),
             )
 
-    def restore_newest(self, abstract_state: State) -> Restored[State] | None:
+    def restore_newest(self, abstract_state: Any) -> Restored | None:
         """Restores the newest undamaged checkpoint and sets newer ones aside."""
         damaged: dict[int, str] = {}
         for update in self.updates():
@@ -122,8 +120,8 @@ class Checkpoints:
     # The devices need not be those that saved it. With `is_part` the nodes of
     # `abstract_state` may lack saved fields, which are not read.
     def restore(
-        self, update: int, abstract_state: State, *, is_part: bool = False
-    ) -> tuple[State, dict[str, Any]]:
+        self, update: int, abstract_state: Any, *, is_part: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
         """Reads the state and the host's part of a checkpoint."""
         name = self._name(update)
         wanted: Any = ocp.args.StandardRestore(abstract_state)
