@@ -35,7 +35,7 @@ from echo_jax.training.records.environment import (
 )
 from echo_jax.training.records.loggers import check_loggers
 from echo_jax.training.records.metrics import Totals
-from echo_jax.training.records.progress import Progress, show_run
+from echo_jax.training.records.progress import Progress
 from echo_jax.training.records.runfiles import RunLog, write_json_once
 from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
@@ -92,7 +92,8 @@ def start(
 
     The caller's `stack` closes what it opens.
     """
-    clock, progress = Clock(), stack.enter_context(show_run(config, console))
+    clock = Clock()
+    progress = stack.enter_context(Progress(console, total=config.updates))
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints)
     stack.callback(_close, checkpoints, progress)
     with progress.slow("looking for a checkpoint, and reading it"):

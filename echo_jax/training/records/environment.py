@@ -110,7 +110,7 @@ def check_workdir(
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
         and name not in _MAY_CHANGE
-        and not (name == "data.source" and _has_moved(workdir, metadata))
+        and not (name == "data.source" and _has_moved(workdir, metadata or {}))
     ]
     if differing:
         raise ValueError(
@@ -138,26 +138,25 @@ def check_replicas(workdir: epath.Path, replicas: int) -> None:
         )
 
 
-def _has_moved(workdir: epath.Path, metadata: Mapping[str, Any] | None) -> bool:
+def _has_moved(workdir: epath.Path, metadata: Mapping[str, Any]) -> bool:
     """Returns whether this is the data of the folder's run, by its hashes."""
     known = (read_if_whole(workdir / "environment.json") or {}).get("workload")
-    return any(_hashes(metadata or {})) and is_same_data(known, metadata)
+    return any(_hashes(metadata)) and is_same_data(known, metadata)
 
 
-def is_same_data(known: Any, metadata: Mapping[str, Any] | None) -> bool:
+def is_same_data(known: Any, metadata: Mapping[str, Any]) -> bool:
     """Returns whether two descriptions are of the same data, by hashes or by place."""
     now = json.loads(json.dumps(plain(metadata)))
-    if not any(_hashes(metadata or {})):
-        return known == now
-    return _facts(known) == _facts(now)
+    if any(_hashes(metadata)):
+        known, now = _without_place(known), _without_place(now)
+    return known == now
 
 
-def _facts(metadata: Any) -> Any:
+def _without_place(metadata: Any) -> Any:
     if not isinstance(metadata, Mapping):
         return metadata
-    return {
-        k: _facts(v) for k, v in metadata.items() if k not in ("source", "left_out")
-    }
+    facts = {k: v for k, v in metadata.items() if k not in ("source", "left_out")}
+    return {name: _without_place(fact) for name, fact in facts.items()}
 
 
 def identity(config: RunSpec, metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from echo_jax.training.processes.distributed import is_main_process
 
 
 # Each takes the numbers, arrays and images (``uint8[N, height, width, 3]``) of a run by
-# name, after ``update`` updates.
+# name, after ``update`` updates. A run that starts is resumed from 0.
 class _TensorBoard:
     """Event files in ``WORKDIR/tensorboard``, written without TensorFlow."""
 
@@ -128,13 +128,6 @@ def check_loggers(names: Sequence[str], workdir: epath.Path) -> None:
             f"config.log.to='wandb' is not logged in ({error}); run 'wandb login', or "
             "set the environment variable WANDB_MODE=offline"
         ) from error
-
-
-def open_loggers(
-    config: RunSpec, workdir: epath.Path, resumed_from: int
-) -> list[_TensorBoard | _Wandb]:
-    """Opens the loggers of ``config.log.to``; resumed_from is 0 at the start."""
-    return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -37,10 +37,13 @@ def _describe_splits(config: RunSpec, workload: Workload) -> str:
 
 
 class Progress(Notes):
-    """Shows a run as a bar with the time left, or as lines with the time of day."""
+    """Shows a run as a bar with the time left, or as lines with the time of day.
+
+    The first process shows it for all.
+    """
 
     def __init__(self, console: Console | None, *, total: int):
-        super().__init__(console)
+        super().__init__(console if is_main_process() else Console(quiet=True))
         self._total, self._first, self._done = total, 0, 0
         self._started: float | None = None  # When the first update was computed.
         self._bar, self._numbers = None, ""
@@ -138,9 +141,3 @@ class Progress(Notes):
         speed = (self._done - self._first) / elapsed_s
         seconds = round((self._total - self._done) / speed) if speed else 0
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def show_run(config: RunSpec, console: Console | None) -> Progress:
-    """Returns the display of a run; one process shows it for all."""
-    console = console if is_main_process() else Console(quiet=True)
-    return Progress(console, total=config.updates)

@@ -21,7 +21,7 @@ from echo_jax.config.run import RunSpec
 from echo_jax.files.folders import append, is_in_bucket, write
 from echo_jax.files.json_files import json_line, plain, read_line, write_json
 from echo_jax.training.processes.distributed import is_main_process
-from echo_jax.training.records.loggers import open_loggers, scalars_of
+from echo_jax.training.records.loggers import LOGGERS, scalars_of
 from echo_jax.training.records.metrics import first_to_meet
 from echo_jax.training.records.progress import Progress
 from echo_jax.training.saving.checkpoint import Restored
@@ -139,9 +139,8 @@ class RunLog:
         if damaged or lost:
             row = {"kind": "restored", "updates": saved, "damaged": sorted(damaged)}
             self.file.append({**row, "rows_lost": lost})
-        self._loggers = (
-            open_loggers(config, workdir, saved or 0) if is_main_process() else ()
-        )
+        names = config.log.to if is_main_process() else ()
+        self._loggers = [LOGGERS[name](workdir, config, saved or 0) for name in names]
         self._look_back()
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -97,17 +97,17 @@ class Checkpoints:
         """Restores the newest undamaged checkpoint and sets newer ones aside."""
         damaged: dict[int, str] = {}
         for update in self.updates():
-            found, failure = None, ""
+            saved, failure = None, ""
             try:
-                found = self.restore(update, abstract_state)
+                saved = self.restore(update, abstract_state)
             except DamagedCheckpointError as error:
                 failure = str(error)
             failures = [each for each in all_gather(failure) if each]
-            if found and not failures:
+            if saved and not failures:
                 for number in damaged:
                     self._set_aside(number)
                 self._manager.reload()
-                return Restored(update, *found, damaged)
+                return Restored(update, *saved, damaged)
             damaged[update] = failures[0]
         if damaged:
             reasons = "; ".join(damaged.values())

@@ -73,7 +73,8 @@ def write_task(workdir: epath.Path, workload: Workload) -> None:
     """Writes ``task.json`` and the task's files to the run folder."""
     for name, content in workload.task_files.items():
         write(workdir / name, content)
-    hashes = {name: _sha256(content) for name, content in workload.task_files.items()}
+    files = workload.task_files.items()
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files}
     write_json(workdir / TASK_FILE, {"info": dict(workload.task_info), "files": hashes})
 
 
@@ -95,10 +96,6 @@ def read_task(workdir: epath.Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             files[name] = (workdir / name).read_bytes()
         except FileNotFoundError as error:
             raise DamagedFileError(path, f"{name!r} is gone") from error
-        if _sha256(files[name]) != wanted:
+        if hashlib.sha256(files[name]).hexdigest() != wanted:
             raise DamagedFileError(workdir / name, "it has another hash")
     return content["info"], files
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
