@@ -55,7 +55,7 @@ ALLOWED_OUTSIDE = {
     "echo": "numpy",
     "files": "etils",
     "files.bucket": "etils fsspec gcsfs google",
-    "files.lock": "etils filelock google",
+    "files.lock": "etils filelock tensorstore",
     "lazy": "",
     "models": "flax jax numpy",
     "searches": "etils jax matplotlib numpy rich scipy",

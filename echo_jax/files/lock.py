@@ -11,10 +11,10 @@ import contextlib
 import errno
 import os
 import platform
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Self
 
 from etils import epath
@@ -38,11 +38,17 @@ _MOST_SHOWN = 200
 class FolderInUseError(FolderError):
     """Another process has the folder; the message says which, and what to do."""
 
-    def __init__(self, path: epath.Path, owner: str):
+    def __init__(self, path: epath.Path, owner: bytes):
         super().__init__(
-            f"{path.parent} is in use by {printable(owner)[:_MOST_SHOWN] or 'another'}"
-            "; wait until that ends, or stop it, or name another folder"
+            f"{path.parent} is in use by {_shown(owner) or 'another'}; wait until that "
+            "ends, or stop it, or name another folder"
         )
+
+
+def _shown(owner: bytes) -> str:
+    """Returns the line of a lock without the part that makes it unique."""
+    line = owner[:_MOST_SHOWN].decode(errors="replace")
+    return printable(line.partition("\n")[0])
 
 
 # The lock makes missing folders.
@@ -57,9 +63,10 @@ class FolderLock:
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        line = f"process {os.getpid()} on {platform.node()}, since {since}\n"
         # Unique, so that an owner in a bucket knows its line.
-        since = datetime.now(UTC).isoformat(timespec="microseconds")
-        line = f"process {os.getpid()} on {platform.node()}, since {since}"
+        line += f"{secrets.token_hex(8)}\n"
         with contextlib.ExitStack() as held:
             for path in self._paths:
                 if is_in_bucket(path):
@@ -98,7 +105,7 @@ class FolderLock:
             # The next try may succeed where this one fails.
             with contextlib.suppress(OSError):
                 if not each.write():
-                    self._lost = FolderInUseError(each.path, each.owner())
+                    self._lost = FolderInUseError(each.path, each.owner)
 
 
 @contextlib.contextmanager
@@ -116,7 +123,7 @@ def _held_on_disk(path: epath.Path, line: str) -> Iterator[None]:
         owner = b""
         with contextlib.suppress(FileNotFoundError):  # The owner has just ended.
             owner = path.read_bytes()[:_MOST_SHOWN]
-        raise FolderInUseError(path, owner.decode(errors="replace")) from None
+        raise FolderInUseError(path, owner) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -137,80 +144,55 @@ def _held_on_disk(path: epath.Path, line: str) -> Iterator[None]:
 
 def _take(objects: "Sequence[_Object]") -> None:
     """Writes all objects; waits where another process may own one."""
-    there = {each: each.owner() for each in objects if not each.write()}
-    if not there:
-        return
-    first, owner = next(iter(there.items()))
-    what = f"looking whether {first.path.parent} is still in use by {owner}"
-    with Notes().slow(what):
-        for _ in range(_SILENT_TIMES):
-            time.sleep(_RENEW_EVERY_S)
-            for each in there:
-                each.refuse_other_generation()
-    for each, owner in there.items():
+    owned = [each for each in objects if each.look()]
+    if owned:
+        first = owned[0]
+        what = f"{first.path.parent} is still in use by {_shown(first.owner)}"
+        with Notes().slow(f"looking whether {what}"):
+            for _ in range(_SILENT_TIMES):
+                time.sleep(_RENEW_EVERY_S)
+                for each in owned:
+                    before = each.generation
+                    if each.look() and each.generation != before:
+                        raise FolderInUseError(each.path, each.owner)
+    for each in objects:
         if not each.write():
-            raise FolderInUseError(each.path, owner)
+            raise FolderInUseError(each.path, each.owner)
 
 
 class _Object:
     """A lock in a bucket: only who knows its generation can write it."""
 
     def __init__(self, path: epath.Path, line: str):
-        from google.api_core.exceptions import (
-            GoogleAPIError,
-            NotFound,
-            PreconditionFailed,
-        )
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud import storage
-        from google.cloud.storage.retry import DEFAULT_RETRY
+        from tensorstore import KvStore
 
-        self.path, self._line = path, line
-        self._failed = GoogleAPIError, GoogleAuthError
-        self._is_other = PreconditionFailed, NotFound
-        name, self._name = bucket.split(os.fspath(path))
-        client: Any = storage.Client()  # Its types forbid the documented None.
-        self._bucket, self._generation = client.bucket(name), 0
-        # Requests may be repeated, since they name a generation.
-        retry = DEFAULT_RETRY.with_timeout(bucket.TIMEOUT_S)
-        self._patience = {"timeout": bucket.TIMEOUT_S, "retry": retry}
+        self.path, self._line = path, line.encode()
+        self.owner, self.generation = b"", b""
+        self._store = self._result(KvStore.open(os.fspath(path)))
+
+    def look(self) -> bytes:
+        """Reads the owner and the generation; returns the owner, empty without one."""
+        found = self._result(self._store.read(""))
+        self.owner, self.generation = found.value, found.stamp.generation
+        return self.owner
 
     def write(self) -> bool:
         """Writes the line; returns False if another process has written since."""
-        blob, match = self._bucket.blob(self._name), self._generation
-        with self._errors(), contextlib.suppress(*self._is_other):
-            blob.upload_from_string(
-                self._line, if_generation_match=match, **self._patience
-            )
-            self._generation = blob.generation
+        found = self._store.write("", self._line, if_equal=self.generation)
+        if written := self._result(found).generation:
+            self.generation = written
             return True
-        # The answer to a request that was done may have been lost.
-        return self.owner() == self._line
-
-    def owner(self) -> str:
-        """Reads the line, and the generation; both are empty without an object."""
-        self._generation, line = 0, ""
-        with self._errors(), contextlib.suppress(*self._is_other):
-            if blob := self._bucket.get_blob(self._name, **self._patience):
-                self._generation = blob.generation
-                line = blob.download_as_text(**self._patience)
-        return line
-
-    def refuse_other_generation(self) -> None:
-        before = self._generation
-        owner = self.owner()
-        if self._generation not in (0, before):
-            raise FolderInUseError(self.path, owner)
+        # TensorStore repeats a request whose answer was lost.
+        return self.look() == self._line
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError, *self._is_other), self._errors():
-            if self.owner() == self._line:
-                match = self._generation
-                self._bucket.blob(self._name).delete(if_generation_match=match)
+        with contextlib.suppress(FolderError):
+            if self.look() == self._line:
+                self._result(self._store.write("", None, if_equal=self.generation))
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _result(self, future: Any) -> Any:
         try:
-            yield
-        except self._failed as error:
-            raise FolderError(f"{self.path} cannot be used: {error}") from error
+            return future.result(bucket.TIMEOUT_S)
+        except (OSError, RuntimeError, ValueError) as error:
+            said = str(error) or f"it did not answer for {bucket.TIMEOUT_S} s"
+            raise FolderError(f"{self.path} cannot be used: {said}") from error

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def test_a_killed_owner_is_followed_at_once(tmp_path, looks, holders):
     before = place.found()
     with pytest.raises(FolderInUseError) as refused, FolderLock(place.folder):
         pass
-    said = f"{tmp_path} is in use by process {owner.pid} on \\S+, since \\S+; "
+    said = f"{tmp_path} is in use by process {owner.pid} on \\S+, since \\S+ \\S+ UTC; "
     said += "wait until that ends, or stop it, or name another folder"
     assert re.fullmatch(said, str(refused.value)) and place.found() == before
     tell([owner], "fork")  # A child that lives on does not keep the lock.
@@ -185,6 +186,30 @@ def test_only_a_silent_owner_in_a_bucket_is_followed(remote, looks, line):
     looks.number, looks.on = 0, {2: remote.remove}  # It ends.
     with FolderLock(remote.folder):
         assert looks.number == 6
+
+
+def test_of_two_that_follow_a_silent_owner_in_a_bucket_one_wins(
+    remote, monkeypatch, line
+):
+    remote.put(line)
+    both, ends = threading.Barrier(2), []
+    monkeypatch.setattr(time, "sleep", lambda seconds: both.wait(LONG_S))
+
+    def take():
+        try:
+            with FolderLock(remote.folder):
+                both.wait(LONG_S)  # Holds it until the other one is refused.
+                ends.append("had it")
+        except FolderInUseError:
+            ends.append("refused")
+            both.wait(LONG_S)
+
+    started = [threading.Thread(target=take) for _ in range(2)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    assert ends == ["refused", "had it"] and not remote.found()
 
 
 def test_all_folders_are_had_or_none(tmp_path, bucket, looks, line):
