@@ -63,7 +63,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     workload = build(config)
     compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
-    watchdog = Watchdog.of_data(config, print)
+    watchdog = Watchdog(config, print)
     t_up_s, sample = measure_loader(config, workload, watchdog=watchdog)
     with closing(open_feed(config, workload, compiled.mesh, sample=sample)) as feed:
         ratio = t_up_s / measure_step(compiled, state, feed)

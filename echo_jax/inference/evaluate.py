@@ -84,7 +84,7 @@ def evaluate_run(
     config, workload = open_evaluation(run, source, split, max_examples)
     compiled = CompiledFunctions(config, workload)
     model: Any = Model.of(run.variables)
-    with Watchdog.of_data(config, note) as watchdog:
+    with Watchdog(config, note) as watchdog:
         if config.batch.norm == "recompute":
             own = _evaluation_config(run, "", "", None)
             model = with_recomputed_statistics(

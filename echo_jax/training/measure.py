@@ -109,7 +109,7 @@ def calibrate(
     """Measures the rates of a config on this machine, without training."""
     compiled = CompiledFunctions(config, workload)
     state = compiled.init(compiled.init_key)
-    with Watchdog.of_data(config, note) as watchdog:
+    with Watchdog(config, note) as watchdog:
         t_up_s, sample = measure_loader(
             config, workload, most=_MOST_CALLS, watchdog=watchdog
         )
@@ -210,7 +210,7 @@ def probe_config(
             return stages[stage]()
 
     batches = JoinedBatches([workload.train_dataset(unechoed(config))])
-    with Watchdog.of_data(config, show) as watchdog, watchdog.closing(batches):
+    with Watchdog(config, show) as watchdog, watchdog.closing(batches):
         return probe(
             iter(partial(_load, batches, workload, watchdog), None),
             compiled.step_on_batch,

@@ -107,7 +107,7 @@ def start(
         state, warm = _first_state(config, workload, workdir, compiled, progress)
     totals = Totals.resumed(before["totals"] if before else [])
 
-    watchdog = stack.enter_context(Watchdog.of_data(config, _note_of(progress)))
+    watchdog = stack.enter_context(Watchdog(config, _note_of(progress)))
     # A resumed run keeps the decisions of its checkpoint.
     with progress.slow("compiling the update, and measuring it"):
         measured = measured_feed(

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import ON_DEVICE, make_workload, run, saved_update, tiny_config
 
+from echo_jax.config import RunSpec
 from echo_jax.training import DataTimeoutError, Interrupted, calibrate, probe_config
 from echo_jax.training.processes import Watchdog
 
@@ -102,14 +103,14 @@ def hanging_run(workdir, clock, hang, *, console=None, **options):
 def test_a_wait_is_said_after_30_seconds_and_at_doubling_intervals(monkeypatch):
     seconds, notes = [0.0], []
     monkeypatch.setattr(Watchdog, "now", lambda *_: seconds[0])
-    looked = Watchdog("of lm", timeout_s=0, note=notes.append)
+    looked = Watchdog(RunSpec.of(tiny_config(data__timeout_s=0.0)), notes.append)
     for _ in range(2):
         with looked.waiting("a batch"):
             for seconds[0] in range(1000):
                 looked.look()
         seconds[0] = 0.0
     looked.look()
-    form = r"waits for a batch since .*, for (\d+) s \(of lm\)"
+    form = r"waits for a batch since .*, for (\d+) s \(of regression, data.*\)"
     said = [match[1] for note in notes if (match := re.fullmatch(form, note))]
     assert said == 2 * ["30", "60", "120", "240", "480", "960"]
     assert len(notes) == len(said)
@@ -123,7 +124,7 @@ def test_after_a_signal_only_a_wait_that_lasts_is_ended(monkeypatch):
     monkeypatch.setattr(
         "echo_jax.terminal.ending.end", lambda status, *_, **__: ends.append(status)
     )
-    looked = Watchdog("of lm", timeout_s=0, note=print)
+    looked = Watchdog(RunSpec.of(tiny_config(data__timeout_s=0.0)), print)
     looked.stop(signal.SIGTERM)
     for seconds[0] in range(60):
         with looked.waiting("a batch"):

@@ -243,7 +243,7 @@ def batch_of(first=0, *, repeat=0, size=8):
 def held_input(compiled, config, workload):
     """A context with a feed of a config, to hold inputs of."""
     config = RunSpec.of(config)
-    watchdog = Watchdog.of_data(config, print)
+    watchdog = Watchdog(config, print)
     _, sample = measure_loader(config, workload, most=1, watchdog=watchdog)
     return closing(open_feed(config, workload, compiled.mesh, sample=sample))
 

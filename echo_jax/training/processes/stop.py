@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 from jax.experimental import multihost_utils
@@ -89,9 +89,17 @@ class StopSignal(ending.StopSignals):
         return signal.SIGTERM if reached else None
 
 
-class _Wait(NamedTuple):
-    what: str  # The awaited data.
-    began_s: float
+# A context of its own, since `contextlib` costs more in each update.
+class _Wait:
+    def __init__(self, watchdog: "Watchdog", what: str):
+        self._watchdog, self.what = watchdog, what
+        self.began_s, self.next_note_s = watchdog.now(), _NOTE_S
+
+    def __enter__(self) -> None:
+        self._watchdog.wait = self
+
+    def __exit__(self, *error: object) -> None:
+        self._watchdog.wait = None
 
 
 class Watchdog:
@@ -100,24 +108,17 @@ class Watchdog:
     now = staticmethod(time.monotonic)
     look_every_s = 0.5
 
-    # timeout_s=0 never ends a wait.
-    def __init__(self, data: str, *, timeout_s: float, note: Callable[[str], Any]):
-        self._data, self._timeout_s, self._note = data, timeout_s, note
-        self._wait: _Wait | None = None
-        self._looked_at: _Wait | None = None
-        self._next_note_s = _NOTE_S
+    def __init__(self, config: RunSpec, note: Callable[[str], Any]):
+        data = config.data
+        self._data = f"of {data.source or config.workload}, data.pipeline="
+        self._data += f"{data.pipeline}, data.workers={data.workers}, "
+        self._data += f"data.threads={data.threads}"
+        self._timeout_s, self._note = data.timeout_s, note
+        self.wait: _Wait | None = None
         self._signal: tuple[int, float] | None = None
         self._ended: tuple[_Wait, Exception] | None = None
         self._done = threading.Event()
         self._main: int | None = None
-
-    @classmethod
-    def of_data(cls, config: RunSpec, note: Callable[[str], Any]) -> Self:
-        """Returns a watchdog for who reads the data of a run."""
-        data = config.data
-        said = f"of {data.source or config.workload}, data.pipeline={data.pipeline}, "
-        said += f"data.workers={data.workers}, data.threads={data.threads}"
-        return cls(said, timeout_s=data.timeout_s, note=note)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -135,9 +136,9 @@ class Watchdog:
         if self._main is not None:
             signal.signal(_WAKE, self._before)
 
-    def waiting(self, what: str) -> "_Waiting":
+    def waiting(self, what: str) -> _Wait:
         """Returns a context for a wait, which may be ended at any line of it."""
-        return _Waiting(self, _Wait(what, self.now()))
+        return _Wait(self, what)
 
     def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
         """Yields items, and watches the wait for each of them."""
@@ -166,17 +167,15 @@ class Watchdog:
 
     def look(self) -> None:
         """Looks at the wait once: reports it, or ends it."""
-        wait, now = self._wait, self.now()
+        wait, now = self.wait, self.now()
         if wait is None:
             return
-        if wait is not self._looked_at:
-            self._looked_at, self._next_note_s = wait, _NOTE_S
         waited_s = now - wait.began_s
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited_s))
         said = f"for {wait.what} since {since}, for {waited_s:.0f} s ({self._data})"
-        if waited_s >= self._next_note_s:
-            while self._next_note_s <= waited_s:
-                self._next_note_s *= 2
+        if waited_s >= wait.next_note_s:
+            while wait.next_note_s <= waited_s:
+                wait.next_note_s *= 2
             # The terminal may have been hung up; the run continues.
             with contextlib.suppress(OSError):
                 self._note(f"waits {said}")
@@ -196,21 +195,9 @@ class Watchdog:
             signal.pthread_kill(self._main, _WAKE)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._ended is not None and self._ended[0] is self._wait:
+        if self._ended is not None and self._ended[0] is self.wait:
             raise self._ended[1]
 
     def _watch(self) -> None:
         while not self._done.wait(self.look_every_s):
             self.look()
-
-
-# A context of its own, since `contextlib` costs more in each update.
-class _Waiting:
-    def __init__(self, watchdog: Watchdog, wait: _Wait):
-        self._watchdog, self._wait = watchdog, wait
-
-    def __enter__(self) -> None:
-        self._watchdog._wait = self._wait
-
-    def __exit__(self, *error: object) -> None:
-        self._watchdog._wait = None
