@@ -54,7 +54,7 @@ ALLOWED_OUTSIDE = {
     "config.optimizer": "jax optax",
     "echo": "numpy",
     "files": "etils",
-    "files.bucket": "etils fsspec gcsfs google",
+    "files.folders": "etils fsspec gcsfs google",
     "files.lock": "etils filelock tensorstore",
     "lazy": "",
     "models": "flax jax numpy",

@@ -1,25 +1,24 @@
 """Folders and files on a disk or in a bucket, as paths of `etils.epath`.
 
 Paths are used as those of `pathlib`. What this module adds: a path as a user types it,
-and a write that no reader sees half done.
+a check of a bucket before its first use, and a write that no reader sees half done.
 """
 
 import contextlib
+import functools
 import os
 import re
 import secrets
-from importlib.util import find_spec
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-if find_spec("gcsfs"):
-    # With TensorFlow installed, epath (which Orbax uses for its files) would use
-    # TensorFlow's client.
-    os.environ.setdefault("EPATH_USE_TF", "false")
-
 from etils import epath
 
-from echo_jax.files import bucket
+_BUCKETS = "gs://"
+# The limit for a bucket that does not answer; an answer takes a tenth of a second.
+TIMEOUT_S = 20
 
 
 class FolderError(OSError):
@@ -28,7 +27,7 @@ class FolderError(OSError):
 
 def is_in_bucket(path: str | os.PathLike[str]) -> bool:
     """Whether a path is in a bucket, where every write costs a request."""
-    return os.fspath(path).startswith(bucket.PREFIX)
+    return os.fspath(path).startswith(_BUCKETS)
 
 
 # Shells keep ``~`` after ``=`` and ``:``, as in ``--workdir=~/runs``.
@@ -55,16 +54,69 @@ def run_folder(path: str | os.PathLike[str]) -> epath.Path:
     if not text:
         raise FolderError("'' is no folder; give a path, or gs://BUCKET/FOLDER")
     if is_in_bucket(text):
-        try:
-            bucket.check(text)
-        except bucket.BucketError as error:
-            raise FolderError(str(error)) from error
+        bucket, _, folder = text.removeprefix(_BUCKETS).partition("/")
+        if not bucket or not folder.strip("/"):
+            raise FolderError(f"{text} names no folder in a bucket: gs://BUCKET/FOLDER")
+        _check(bucket)
         return epath.Path(text)
     if re.match(r"\w\w+:/", text):
         raise FolderError(
             f"{text} is no folder: give a local path, or gs://BUCKET/FOLDER as text"
         )
     return epath.Path(typed_path(text))
+
+
+# Cached, so that a bucket is asked for once. The clients are imported here: they are in
+# the extra ``gcs``, and their import takes seconds.
+@functools.cache
+def _check(bucket: str) -> None:
+    """Sets up all clients, also Orbax's, to see the same objects of a bucket."""
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
+        # TensorStore, which writes the arrays, has another name for it.
+        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
+    # Otherwise gcsfs asks another service for the bucket's kind at every write.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # With TensorFlow installed, epath (which Orbax uses for its files) would use
+    # TensorFlow's client.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    try:
+        import gcsfs  # noqa: F401
+        from etils.epath import gpath
+        from fsspec.config import conf
+        from google.api_core.exceptions import Forbidden, GoogleAPIError, NotFound
+        from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+        from google.cloud import storage
+    except ImportError as error:
+        raise FolderError(
+            f"gs:// needs a package that is not installed ({error}); "
+            "run pip install 'echo-jax[gcs]'"
+        ) from error
+    # epath keeps what it read at the first path of any kind.
+    with contextlib.suppress(AttributeError):  # A private function of etils.
+        gpath._is_tf_installed.cache_clear()
+    conf["gs"] = {
+        # Without credentials it would continue anonymously.
+        "token": "anon" if emulator else "google_default",
+        # A cache would not see the writes of other processes and of TensorStore.
+        "use_listings_cache": False,
+        **conf.get("gs", {}),
+    }
+    fixes = {
+        DefaultCredentialsError: "run 'gcloud auth application-default login', or name "
+        "a key file in GOOGLE_APPLICATION_CREDENTIALS",
+        NotFound: "make it: gcloud storage buckets create",
+        Forbidden: "grant the account roles/storage.objectUser and "
+        "roles/storage.legacyBucketReader on the bucket",
+    }
+    try:
+        client: Any = storage.Client()  # Its types forbid the documented None.
+        client.get_bucket(bucket, timeout=TIMEOUT_S, retry=None)
+    except (GoogleAPIError, GoogleAuthError, OSError) as error:
+        fix = fixes.get(type(error), "if no project is known, set GOOGLE_CLOUD_PROJECT")
+        raise FolderError(
+            f"{_BUCKETS}{bucket} cannot be used: {error}; {fix}"
+        ) from error
 
 
 def run_file(path: str | os.PathLike[str]) -> epath.Path:
@@ -82,34 +134,42 @@ def write(path: epath.Path, content: str | bytes) -> None:
     """Replaces a file atomically; its folder must exist."""
     data = content.encode() if isinstance(content, str) else content
     if is_in_bucket(path):
-        bucket.write_object(os.fspath(path), data)
+        import fsspec
+
+        # Large content blocks the client's own event loop, which has no other task.
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            # Not path.open(): closing it after an error would leave a partial object.
+            fsspec.filesystem("gs").pipe_file(os.fspath(path), data)
         return
     # In the same folder, because a rename is atomic only within one file system. Two
     # processes may write the same file.
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    try:
-        with open(new, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
-        if isinstance(error, OSError):
-            error.filename = os.fspath(path)
-        raise
+    with _named(path):
+        try:
+            with open(new, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        finally:
+            with contextlib.suppress(OSError):  # It is there after a failure only.
+                os.unlink(new)
 
 
 def append(path: epath.Path, text: str) -> None:
     """Appends text to a file on a disk."""
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-        except OSError as error:
-            error.filename = os.fspath(path)  # An open file has none.
-            raise
+    with _named(path), open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def _named(path: epath.Path) -> Iterator[None]:
+    """Names the file in an error of the system; an open file has no name there."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 def remove_unfinished(folder: epath.Path) -> None:

@@ -69,7 +69,7 @@ def write_json(
     path: epath.Path, content: Mapping[str, Any], *, indent: int | None = 2
 ) -> None:
     """Replaces a JSON file atomically; NaN and infinities become null."""
-    write(path, json.dumps(plain(content), indent=indent, allow_nan=False) + "\n")
+    write(path, json_line(content, indent=indent))
 
 
 def read_line(line: bytes) -> dict[str, Any]:
@@ -81,9 +81,9 @@ def read_line(line: bytes) -> dict[str, Any]:
     return content
 
 
-def json_line(content: Mapping[str, Any]) -> str:
-    """Returns a line of JSON with its end; NaN and infinities become null."""
-    return json.dumps(plain(content), allow_nan=False) + "\n"
+def json_line(content: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Returns JSON with the end of its line; NaN and infinities become null."""
+    return json.dumps(plain(content), indent=indent, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

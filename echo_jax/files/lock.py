@@ -20,8 +20,7 @@ from typing import Any, Self
 from etils import epath
 from filelock import FileLock, Timeout
 
-from echo_jax.files import bucket
-from echo_jax.files.folders import FolderError, is_in_bucket
+from echo_jax.files.folders import TIMEOUT_S, FolderError, is_in_bucket
 from echo_jax.terminal.notes import Notes
 from echo_jax.terminal.printable import printable
 
@@ -192,7 +191,7 @@ class _Object:
 
     def _result(self, future: Any) -> Any:
         try:
-            return future.result(bucket.TIMEOUT_S)
+            return future.result(TIMEOUT_S)
         except (OSError, RuntimeError, ValueError) as error:
-            said = str(error) or f"it did not answer for {bucket.TIMEOUT_S} s"
+            said = str(error) or f"it did not answer for {TIMEOUT_S} s"
             raise FolderError(f"{self.path} cannot be used: {said}") from error
