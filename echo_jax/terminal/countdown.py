@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -22,21 +23,20 @@ class Countdown:
     """Shows the current step, its progress, and the time left."""
 
     def __init__(self, *, line_every_s: float = 0.0):
-        self._console = Console(stderr=True)
-        self._line_every_s = line_every_s
-        self._what, self._done = "", 0.0
-        self._began_s, self._began_at, self._next_line_s = 0.0, 0.0, 0.0
+        self._line_every_s, self._next_line_s = line_every_s, 0.0
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            console=self._console,
+            console=(console := Console(stderr=True)),
+            get_time=time.monotonic,
+            speed_estimate_period=float("inf"),
             # Leave the cores to the work itself.
             refresh_per_second=2,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=1.0)
 
@@ -50,20 +50,14 @@ class Countdown:
     def show(self, what: str, done: float) -> None:
         """Shows the current step and the fraction done, which may restart."""
         now, what = time.monotonic(), printable(what)
-        if done < self._done:
+        (task,) = self._bar.tasks
+        if what != task.description:
+            self._next_line_s = now
+        if what != task.description or done < task.completed:
             self._bar.reset(self._task)
-        if what != self._what:
-            self._what, self._next_line_s = what, now
-            self._began_s, self._began_at = now, done
-        self._done = done
         self._bar.update(self._task, description=what, completed=done)
-        if not self._console.is_terminal and now >= self._next_line_s:
+        if self._bar.disable and now >= self._next_line_s:
             self._next_line_s = now + self._line_every_s
-            print(f"{done:4.0%}  {what}{self._eta(now)}", file=sys.stderr, flush=True)
-
-    def _eta(self, now: float) -> str:
-        gained = self._done - self._began_at
-        if gained <= 0:
-            return ""
-        seconds = round((now - self._began_s) * (1 - self._done) / gained)
-        return f"  ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            left_s = task.time_remaining
+            eta = "" if left_s is None else f"  ETA {timedelta(seconds=left_s)}"
+            print(f"{done:4.0%}  {what}{eta}", file=sys.stderr, flush=True)

@@ -35,21 +35,20 @@ def owns_process() -> bool:
 
 # Blocked threads and stopped workers do not delay it. It skips teardown, because
 # threads of native code may crash on objects that are gone.
-def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn:
-    """Ends the process now with a line; with `resumes`, also prints the command."""
+def end(status: int, message: object = None) -> NoReturn:
+    """Ends the process now; prints a message, and the command to repeat."""
     # Never released: a second caller waits until the process has ended.
     _last_words.acquire()
     try:
-        lines = [f"{' '.join(_program[:2])}: {message}"] if message else []
-        if resumes:
-            lines.append(f"  {shlex.join(_program)}")
         for worker in multiprocessing.active_children():
             worker.kill()
         # Not through Python's files: another thread may hold their locks forever.
         if os.isatty(_OUTPUT):
             with contextlib.suppress(OSError):  # It may have been hung up.
                 os.write(_OUTPUT, _LEAVES_BAR)
-        os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
+        if message:
+            said = f"{' '.join(_program[:2])}: {message}\n  {shlex.join(_program)}\n"
+            os.write(_ERRORS, said.encode())
     finally:
         os._exit(status)
 
@@ -127,7 +126,7 @@ class StopSignals:
             name = signal.Signals(signum).name
             what = f"ended at once by a second signal, {name}, without saving"
             again = "run the same command to resume from the last checkpoint"
-            end(128 + signum, f"{what}; {again}", resumes=True)
+            end(128 + signum, f"{what}; {again}")
 
 
 # SLURM and other schedulers send SIGUSR1 or SIGUSR2 before a time limit. These and
@@ -162,7 +161,7 @@ def owning_process(argv: Sequence[str]) -> Iterator[None]:
     def end_now(signum: int) -> None:
         name = signal.Signals(signum).name
         again = "run the same command to resume"
-        end(128 + signum, f"interrupted by {name}; {again}", resumes=True)
+        end(128 + signum, f"interrupted by {name}; {again}")
 
     with StopSignals(end_now) as signals:
         # Threads and processes inherit the mask. The thread that hears signals, which

@@ -18,14 +18,11 @@ _TYPED = (errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _TYPED += (errno.EACCES, errno.EPERM)
 _GOES_ON = "the same command goes on from what is saved"
 _NO_DEVICES = "unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu to run on the CPUs"
-_SHARED_IS_FULL = (
-    "the shared memory of worker processes, /dev/shm, is full; lower "
-    "--config.data.workers or --config.batch_size, or make it larger, in a container "
-    f"with --shm-size=8g; {_GOES_ON}"
-)
 # Words of failures, also of those that libraries report only in words, and the fix.
 _FIXES = {
-    r"/psm_|exit code -7\b": _SHARED_IS_FULL,
+    r"/psm_|exit code -7\b": "the shared memory of worker processes, /dev/shm, is "
+    "full; lower --config.data.workers or --config.batch_size, or make it larger, in a "
+    f"container with --shm-size=8g; {_GOES_ON}",
     r"No space left|quota exceeded": f"free some space, and {_GOES_ON}",
     r"Too many open files": "raise the limit by 'ulimit -n 65536'",
     r"File too large": "raise the limit of 'ulimit -f'",
@@ -61,7 +58,7 @@ def sentence(error: BaseException) -> str:
         said = _said(each)
         for words, fix in _FIXES.items():
             if re.search(words, said):
-                return fix if fix == _SHARED_IS_FULL else f"{said}; {fix}"
+                return f"{said}; {fix}"
     if is_of_system:
         return _said(error)
     return (

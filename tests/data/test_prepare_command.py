@@ -201,10 +201,10 @@ def test_progress_is_lines_with_the_time_left_and_names_as_they_are(
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with Countdown(line_every_s=10) as shown:
-        # 20 % in 10 s, and then 20 % in 3604 s.
+        # 20 % in 10 s, and then 25 % in 3604 s.
         for seconds, what, done in (
             *((0, "reading", 0.1), (9, "reading", 0.2), (1, "reading", 0.3)),
-            *((1, "writing", 0.5), (3604, "writing", 0.7), (9, "writing", 1.0)),
+            *((1, "writing", 0.5), (3604, "writing", 0.75), (9, "writing", 1.0)),
         ):
             now[0] += seconds
             shown.show(what, done)
@@ -212,7 +212,7 @@ def test_progress_is_lines_with_the_time_left_and_names_as_they_are(
         " 10%  reading",
         " 30%  reading  ETA 0:00:35",
         " 50%  writing",
-        " 70%  writing  ETA 1:30:06",
+        " 75%  writing  ETA 1:00:04",
     ]
     # On a terminal, neither markup nor escape sequences.
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -43,15 +43,10 @@ def connected(config: RunSpec) -> Iterator[None]:
         # The others do not come to the barrier of a normal exit: they train on until
         # jax's runtime misses this process. After a signal all stop together.
         if jax.distributed.is_initialized() and not isinstance(error, Interrupted):
-            # Runs before jax's own exit handlers.
-            atexit.register(_leave, getattr(error, "exit_code", 1))
+            # The last one runs first, and all before jax's own exit handlers.
+            atexit.register(os._exit, getattr(error, "exit_code", 1))
+            atexit.register(sys.stdout.flush)
         raise
-
-
-def _leave(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _initialize(config: RunSpec) -> None:

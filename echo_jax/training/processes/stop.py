@@ -109,10 +109,9 @@ class Watchdog:
     look_every_s = 0.5
 
     def __init__(self, config: RunSpec, note: Callable[[str], Any]):
-        data = config.data
-        self._data = f"of {data.source or config.workload}, data.pipeline="
-        self._data += f"{data.pipeline}, data.workers={data.workers}, "
-        self._data += f"data.threads={data.threads}"
+        data, fields = config.data, ("pipeline", "workers", "threads")
+        said = "".join(f", data.{name}={getattr(data, name)}" for name in fields)
+        self._data = f"of {data.source or config.workload}{said}"
         self._timeout_s, self._note = data.timeout_s, note
         self.wait: _Wait | None = None
         self._signal: tuple[int, float] | None = None
@@ -143,12 +142,11 @@ class Watchdog:
     def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
         """Yields items, and watches the wait for each of them."""
         iterator = iter(items)
-        while True:
-            with self.waiting(what):
-                item = next(iterator, self)
-            if item is self:
-                return
-            yield item  # type: ignore[misc]
+        with contextlib.suppress(StopIteration):
+            while True:
+                with self.waiting(what):
+                    item = next(iterator)
+                yield item
 
     @contextlib.contextmanager
     def closing(self, data: Any) -> Iterator[Any]:
@@ -188,7 +186,7 @@ class Watchdog:
 
     def _end(self, wait: _Wait, error: Interrupted | DataTimeoutError) -> None:
         if ending.owns_process():
-            ending.end(error.exit_code, error, resumes=True)
+            ending.end(error.exit_code, error)
         # Outside of the main thread waits are only reported.
         if self._main is not None:
             self._ended = wait, error
