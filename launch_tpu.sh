@@ -2,6 +2,7 @@
 # Trains on a Cloud TPU VM or a GPU VM, or in several processes on this machine.
 #
 # usage: ./launch_tpu.sh VERB [OPTIONS] [-- ARGUMENTS]
+# example: ./launch_tpu.sh local -- --config configs/lm.py:tiny --workdir runs/two
 #
 #   create   make the VM; ARGUMENTS are further options of gcloud's create
 #   setup    install this checkout on every worker of the VM
@@ -13,7 +14,6 @@
 #   local    run echo-jax train ARGUMENTS in several processes on this machine
 #
 # An option is a flag or an environment variable: --zone is ECHO_JAX_ZONE.
-#
 #   --name, --project, --zone  of the VM (default: echo-jax, and gcloud's own)
 #   --type TYPE        v5litepod-16, v6e-8, ...; with --gpu g2-standard-8, ...
 #   --version VERSION  runtime of the TPU, or image family (default: by type)
@@ -29,11 +29,6 @@
 #   --log-dir DIR      local: receives process-0.log, ... (default: runs/logs)
 #   --dry-run          print every command and change nothing
 #
-# example:
-#   export ECHO_JAX_ZONE=us-west4-a ECHO_JAX_TYPE=v5litepod-16
-#   ./launch_tpu.sh create --spot && ./launch_tpu.sh setup
-#   ./launch_tpu.sh run -- --config configs/lm.py --workdir gs://BUCKET/runs/lm
-#
 # All workers share one --workdir: a bucket, or a disk that each of them mounts.
 # local runs the program in ECHO_JAX_COMMAND (default: echo-jax). When a process
 # fails, or local gets a signal or is killed, all processes get SIGTERM.
@@ -45,7 +40,6 @@ die() { # what is wrong, and what to do
 }
 
 ((BASH_VERSINFO[0] * 10 + BASH_VERSINFO[1] >= 44)) || die "install bash 4.4, got $BASH_VERSION"
-
 readonly OPTIONS=" name project zone type version bucket worker grace processes log_dir "
 readonly SWITCHES=" gpu queued spot follow yes dry_run "
 declare -A opt=([name]=echo-jax [worker]=0 [grace]=60 [processes]=2 [log_dir]=runs/logs)
@@ -54,72 +48,61 @@ act() { # a command
   if [[ ${opt[dry_run]} ]]; then printf '%q ' "$@" && echo; else "$@"; fi
 }
 
-# Bash would run code in brackets if it computed with an unchecked value.
-check_number() { # its name, the value
-  [[ $2 =~ ^[1-9][0-9]*$ ]] || die "$1 must be a whole number above 0, got $2"
-}
-
-usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
-
-read_options() {
-  local key variable
-  for key in $OPTIONS $SWITCHES; do
-    variable=ECHO_JAX_${key^^}
-    opt[$key]=${!variable:-${opt[$key]:-}}
-  done
-  while (($#)) && [[ $1 != -- ]]; do
-    [[ $1 != --help ]] || { usage && exit; }
-    key=${1%%=*} key=${key#--} key=${key//-/_}
-    [[ $1 == --* && $OPTIONS$SWITCHES == *" $key "* ]] ||
-      die "there is no option '$1'; see ./launch_tpu.sh --help"
-    if [[ $1 != *=* && $OPTIONS == *" $key "* ]]; then
-      (($# > 1)) || die "$1 needs a value"
-      set -- "$1=$2" "${@:3}"
-    fi
-    opt[$key]=1
-    [[ $1 != *=* ]] || opt[$key]=${1#*=}
-    shift
-  done
-  arguments=("${@:2}")
-  for key in $SWITCHES; do [[ ${opt[$key]} != 0 ]] || opt[$key]=; done
-  for key in grace processes; do check_number "--$key" "${opt[$key]}"; done
-}
-
-use_gcloud() {
-  where=(${opt[project]:+"--project=${opt[project]}"} ${opt[zone]:+"--zone=${opt[zone]}"})
-  vm=(gcloud compute tpus tpu-vm) reach=("${vm[@]}") workers=(--worker=all) state=state extra=tpu
-  if [[ ${opt[gpu]} ]]; then
-    vm=(gcloud compute instances) reach=(gcloud compute) workers=() state=status extra=cuda
-  elif [[ ${opt[queued]} ]]; then
-    vm=(gcloud compute tpus queued-resources) state=state.state
+verb=${1:---help}
+for key in $OPTIONS $SWITCHES; do
+  variable=ECHO_JAX_${key^^}
+  opt[$key]=${!variable:-${opt[$key]:-}}
+done
+while shift && (($#)) && [[ $1 != -- ]]; do
+  [[ $1 != --help ]] || { verb=--help && break; }
+  key=${1%%=*} key=${key#--} key=${key//-/_}
+  [[ $1 == --* && $OPTIONS$SWITCHES == *" $key "* ]] ||
+    die "there is no option '$1'; see ./launch_tpu.sh --help"
+  if [[ $1 != *=* && $OPTIONS == *" $key "* ]]; then
+    (($# > 1)) || die "$1 needs a value"
+    set -- "$1=$2" "${@:3}"
   fi
-}
+  opt[$key]=1
+  [[ $1 != *=* ]] || opt[$key]=${1#*=}
+done
+arguments=("${@:2}")
+for key in $SWITCHES; do [[ ${opt[$key]} != 0 ]] || opt[$key]=; done
+# Bash would run code in brackets if it computed with an unchecked value.
+for number in "--grace=${opt[grace]}" "--processes=${opt[processes]}" \
+  "JAX_NUM_CPU_DEVICES=${JAX_NUM_CPU_DEVICES:=1}" "NPROC=${NPROC:=$(getconf _NPROCESSORS_ONLN)}"; do
+  [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "${number%%=*} must be a whole number above 0, got ${number#*=}"
+done
+
+where=(${opt[project]:+"--project=${opt[project]}"} ${opt[zone]:+"--zone=${opt[zone]}"})
+vm=(gcloud compute tpus tpu-vm) reach=("${vm[@]}") workers=(--worker=all) state=state extra=tpu
+if [[ ${opt[gpu]} ]]; then
+  vm=(gcloud compute instances) reach=(gcloud compute) workers=() state=status extra=cuda
+elif [[ ${opt[queued]} ]]; then
+  vm=(gcloud compute tpus queued-resources) state=state.state
+fi
+
+declare -rA VERSIONS=([v2]=tpu-ubuntu2204-base [v3]=tpu-ubuntu2204-base [v4]=tpu-ubuntu2204-base
+  [v5litepod]=v2-alpha-tpuv5-lite [v5p]=v2-alpha-tpuv5 [v6e]=v2-alpha-tpuv6e
+  [gpu]=common-cu128-ubuntu-2204-nvidia-570)
 
 verb_create() {
-  local version='' type=${opt[type]} flags=(${opt[spot]:+--spot})
-  case $type in
-    v5litepod-*) version=v2-alpha-tpuv5-lite ;;
-    v5p-*) version=v2-alpha-tpuv5 ;;
-    v6e-*) version=v2-alpha-tpuv6e ;;
-    v[234]-*) version=tpu-ubuntu2204-base ;;
-    *-*-*) version=common-cu128-ubuntu-2204-nvidia-570 ;;
-  esac
-  version=${opt[version]:-$version}
-  [[ $type && $version ]] || die "add --type, such as v5litepod-16, or also --version, got '$type'"
+  local type=${opt[type]:-none} gpu=${opt[gpu]:+gpu} flags=(${opt[spot]:+--spot})
+  local version=${opt[version]:-${VERSIONS[${gpu:-${type%%-*}}]:-}}
+  [[ ${opt[type]} && $version ]] || die "add --type, such as v5litepod-16, or also --version, got '$type'"
   if [[ ${opt[gpu]} ]]; then
     # Google Cloud stops a pre-empted VM and keeps its disk.
     flags=(${opt[spot]:+--provisioning-model=SPOT --instance-termination-action=STOP}
       --machine-type="$type" --image-family="$version"
       --image-project=deeplearning-platform-release --boot-disk-size=200GB
       --maintenance-policy=TERMINATE --scopes=cloud-platform)
-  elif [[ ${opt[queued]} ]]; then
-    flags+=(--node-id="${opt[name]}" --accelerator-type="$type" --runtime-version="$version")
   else
-    flags+=(--accelerator-type="$type" --version="$version")
+    flags+=(${opt[queued]:+"--node-id=${opt[name]}"} --accelerator-type="$type"
+      "--${opt[queued]:+runtime-}version=$version")
   fi
   act "${vm[@]}" create "${opt[name]}" "${where[@]}" "${flags[@]}" "${arguments[@]}"
 }
 
+verb_--help() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 verb_delete() { act "${vm[@]}" delete "${opt[name]}" "${where[@]}" ${opt[queued]:+--force} ${opt[yes]:+--quiet}; }
 
 # On every worker ~/echo-jax has what training needs. What trains holds its lock.
@@ -174,11 +157,8 @@ verb_stop() {
 
 verb_local() {
   local n port log command guard=() pids=() status=0 code deadline=''
-  local devices=${JAX_NUM_CPU_DEVICES:-1} threads=${NPROC:-$(getconf _NPROCESSORS_ONLN)}
-  check_number JAX_NUM_CPU_DEVICES "$devices"
-  check_number NPROC "$threads"
   # Virtual CPU devices that wait for each other need two threads each.
-  ((threads >= 2 * devices)) || threads=$((2 * devices))
+  local threads=$((NPROC > 2 * JAX_NUM_CPU_DEVICES ? NPROC : 2 * JAX_NUM_CPU_DEVICES))
   until port=$((20000 + RANDOM % 12768)) && ! (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done
   # With it, Linux stops the processes when this script is killed.
   ! command -v setpriv >/dev/null || guard=(setpriv --pdeathsig TERM)
@@ -211,10 +191,7 @@ verb_local() {
   return "$status"
 }
 
-[[ ${1:---help} != --help ]] || { usage && exit; }
-declare -F "verb_$1" >/dev/null || die "there is no verb '$1'; see ./launch_tpu.sh --help"
-read_options "${@:2}"
-[[ ! $1 =~ ^(run|local)$ ]] || ((${#arguments[@]})) ||
-  die "$1 needs the arguments of echo-jax train: -- --config ... --workdir ..."
-[[ $1 == local ]] || use_gcloud
-"verb_$1"
+declare -F "verb_$verb" >/dev/null || die "there is no verb '$verb'; see ./launch_tpu.sh --help"
+[[ ! $verb =~ ^(run|local)$ ]] || ((${#arguments[@]})) ||
+  die "$verb needs the arguments of echo-jax train: -- --config ... --workdir ..."
+"verb_$verb"
