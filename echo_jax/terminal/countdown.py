@@ -5,14 +5,8 @@ import time
 from datetime import timedelta
 from typing import Self
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from echo_jax.terminal.printable import printable
 
@@ -24,12 +18,12 @@ class Countdown:
 
     def __init__(self, *, line_every_s: float = 0.0):
         self._line_every_s, self._next_line_s = line_every_s, 0.0
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(),
             console=(console := Console(stderr=True)),
             get_time=time.monotonic,
             speed_estimate_period=float("inf"),

@@ -24,6 +24,9 @@ from typing import Any, NoReturn, Self
 _program: tuple[str, ...] = ()
 _last_words = threading.Lock()
 _OUTPUT, _ERRORS = 1, 2  # descriptors
+_ASKED = (signal.SIGINT, signal.SIGTERM)
+# Slurm and other schedulers send SIGUSR1 or SIGUSR2 before a time limit.
+_STOPS = (*_ASKED, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Clears the line and shows the cursor, which a progress bar hides.
 _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 
@@ -92,7 +95,7 @@ class StopSignals:
         self._before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        for signum in set(_stop_signals()) - {*self._without}:
+        for signum in filter(_is_free, {*_STOPS} - {*self._without}):
             self.signums[signum] = signal.signal(signum, self._handle)
         return self
 
@@ -129,15 +132,12 @@ class StopSignals:
             end(128 + signum, f"{what}; {again}")
 
 
-# SLURM and other schedulers send SIGUSR1 or SIGUSR2 before a time limit. These and
-# SIGHUP are skipped if the program handles or ignores them, as with ``nohup``.
-def _stop_signals() -> list[signal.Signals]:
-    found = [signal.SIGINT, signal.SIGTERM]
-    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # In a command the handler belongs to this module or to the code that it runs.
-        if signal.getsignal(signum) == signal.SIG_DFL or owns_process():
-            found.append(signum)
-    return [signum for signum in found if signal.getsignal(signum) != signal.SIG_IGN]
+def _is_free(signum: int) -> bool:
+    """Whether the program neither ignores a signal, as with ``nohup``, nor needs it."""
+    handler = signal.getsignal(signum)
+    # In a command the handler belongs to this module or to the code that it runs.
+    is_ours = signum in _ASKED or handler == signal.SIG_DFL or owns_process()
+    return is_ours and handler != signal.SIG_IGN
 
 
 @contextlib.contextmanager

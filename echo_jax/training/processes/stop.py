@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -33,8 +33,6 @@ _WAKE = signal.SIGURG
 
 # Data that hangs, kept for as long as the process lives: to delete it would hang, too.
 _ABANDONED: list[Any] = []
-
-_Item = TypeVar("_Item")
 
 _AGAIN = "run the same command again to go on from the last checkpoint"
 
@@ -139,7 +137,7 @@ class Watchdog:
         """Returns a context for a wait, which may be ended at any line of it."""
         return _Wait(self, what)
 
-    def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
+    def each(self, items: Iterable[Any], what: str) -> Iterator[Any]:
         """Yields items, and watches the wait for each of them."""
         iterator = iter(items)
         with contextlib.suppress(StopIteration):
