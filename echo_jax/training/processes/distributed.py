@@ -120,14 +120,11 @@ def all_gather(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     # This waits for all updates that were dispatched.
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([data.size], np.int32)).ravel()
-    padded = np.zeros(sizes.max(), np.uint8)
-    padded[: data.size] = data
-    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
-    return [
-        json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)
-    ]
+    data = json.dumps(value).encode()
+    sizes = multihost_utils.process_allgather(np.array([len(data)], np.int32))
+    padded = data.ljust(sizes.max())  # JSON may end with spaces.
+    rows = multihost_utils.process_allgather(np.frombuffer(padded, np.uint8))
+    return [json.loads(row.tobytes()) for row in rows.reshape(sizes.size, -1)]
 
 
 def broadcast_from_first(value: Any) -> Any:
