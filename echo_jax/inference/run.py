@@ -20,7 +20,7 @@ from echo_jax.files.json_files import DamagedFileError
 from echo_jax.training.arrays import call_with_host_arrays
 from echo_jax.training.saving.model import TASK_FILE, read_task
 from echo_jax.training.saving.weights import read_model
-from echo_jax.workloads import decode_input, make_task
+from echo_jax.workloads import make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel
 
@@ -167,7 +167,7 @@ class TrainedRun:
             raise ValueError("there is nothing to predict; give one input at least")
         if self.is_of_text:
             return self._read_texts(inputs)
-        items = [_named(self.config, each) for each in inputs]
+        items = [self._decoded(each) for each in inputs]
         return {name: np.stack([item[name] for item in items]) for name in items[0]}
 
     def predict(self, batch: Batch | Sequence[Input]) -> dict[str, np.ndarray]:
@@ -246,6 +246,15 @@ class TrainedRun:
     def _compute(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         outputs = call_with_host_arrays(self._jitted, self.variables, dict(batch))
         return {name: np.asarray(x) for name, x in jax.device_get(outputs).items()}
+
+    def _decoded(self, image: Input) -> dict[str, Any]:
+        if isinstance(image, bytes | np.ndarray):
+            return self.task.decode_input(image)
+        path = typed_path(image)
+        try:
+            return self.task.decode_input(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def _read_texts(self, texts: Sequence[Input]) -> Batch:
         length = cast(LanguageModel, self.task).model.max_len
@@ -333,13 +342,3 @@ def _refuse_single(inputs: Any) -> None:
         raise ValueError(
             f"{inputs!r:.60} is a single input; give a list, [{inputs!r:.60}]"
         )
-
-
-def _named(config: RunSpec, image: Input) -> dict[str, Any]:
-    if isinstance(image, bytes | np.ndarray):
-        return decode_input(config, image)
-    path = typed_path(image)
-    try:
-        return decode_input(config, path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error

@@ -7,30 +7,10 @@ import jax
 
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
-from echo_jax.lazy import door
 from echo_jax.workloads import cifar, coco, heat, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
-__all__ = [
-    "WORKLOADS",
-    "Batch",
-    "Task",
-    "Variables",
-    "Workload",
-    "build",
-    "decode_input",
-    "make_task",
-]
-
-__getattr__ = door(
-    __name__,
-    {
-        "assembly": ["make_workload"],
-        "classification": ["ImageClassifier"],
-        "coco": ["Detector", "Targets", "detection_loss", "make_targets"],
-        "lm": ["LanguageModel"],
-    },
-)
+__all__ = ["WORKLOADS", "Batch", "Task", "Variables", "Workload", "build", "make_task"]
 
 WORKLOADS = {
     "cifar": cifar,
@@ -56,17 +36,6 @@ def build(config: Config | RunSpec) -> Workload:
 def make_task(config: RunSpec, task_info: Mapping[str, Any]) -> Task:
     """Makes the task of a config without its data, from a `Workload.task_info`."""
     return _module(config).task_of(config, task_info)
-
-
-def decode_input(config: RunSpec, encoded: Any) -> dict[str, Any]:
-    """Returns the evaluation item of an image: encoded bytes or uint8[H, W, 3 or 1]."""
-    module = _module(config)
-    if not hasattr(module, "decode_input"):
-        raise ValueError(
-            f"workload {config.workload!r} does not predict from images; give it a "
-            "batch of its own inputs"
-        )
-    return module.decode_input(config, encoded)
 
 
 def _module(config: RunSpec) -> Any:

@@ -21,44 +21,39 @@ from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages, s
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
 from echo_jax.echo.keys import seed_for_use
-from echo_jax.workloads.base import Evaluator, Task, Workload
+from echo_jax.workloads.base import Task, Workload
 
 
 # `keeps_evaluated`: whether evaluation records are decoded once and kept, instead of
 # at each evaluation.
 def make_workload(
     config: RunSpec,
+    task_of: Callable[[RunSpec, Mapping[str, Any]], Task],
+    task_info: Mapping[str, Any],
     *,
-    task: Task,
-    metric: str,
-    mode: Literal["min", "max"],
     stages: Stages,
     evaluated: Stages,
     data_metadata: Mapping[str, Any],
+    metric: str = "loss",
+    mode: Literal["min", "max"] = "min",
     keeps_evaluated: bool = False,
     eval_threads: int = THREADS,
-    evaluator: Callable[[], Evaluator] | None = None,
-    augment_on_device: Callable[..., Any] | None = None,
-    task_info: Mapping[str, Any],
-    task_files: Mapping[str, bytes] | None = None,
+    **fields: Any,
 ) -> Workload:
     """Builds the workload ``config.workload``; see `Workload` for the fields."""
-    most_evaluated = config.data.eval_examples
-    all_evaluated = len(evaluated.source)
+    chosen = sample_indices(len(evaluated.source), config.data.eval_examples)
     evaluation = functools.partial(
         eval_batches if keeps_evaluated else stream_eval_batches,
         evaluated.source,
         evaluated.decode,
         batch_size=config.batch_size,
-        max_examples=most_evaluated,
+        max_examples=config.data.eval_examples,
         threads=eval_threads,
     )
-    if keeps_evaluated:
-        evaluation = functools.cache(evaluation)
 
     def first_items() -> None:
         Guarded("decode", stages.decode)(stages.source[0])
-        for index in sample_indices(all_evaluated, most_evaluated)[:1]:
+        for index in chosen[:1]:
             evaluated.decode(evaluated.source[index])
 
     def reads(seed: int) -> dict[str, Any]:
@@ -72,37 +67,30 @@ def make_workload(
     workload = Workload(
         **reads(config.seed),
         name=config.workload,
-        task=task,
+        task=task_of(config, task_info),
+        task_info=task_info,
         metric=metric,
         mode=mode,
         num_examples=len(stages.source),
-        num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
+        num_evaluated=len(chosen),
         first_items=first_items,
         with_seed=lambda seed: replace(workload, **reads(seed)),
-        eval_batches=evaluation,
-        evaluator=evaluator,
-        augment_on_device=augment_on_device,
-        metadata={
-            "data": dict(data_metadata),
-            "storage": config.data.storage.metadata(),
-        },
-        task_info=task_info,
-        task_files=task_files or {},
+        eval_batches=functools.cache(evaluation) if keeps_evaluated else evaluation,
+        metadata={"data": data_metadata, "storage": config.data.storage.metadata()},
+        **fields,
     )
     return workload
 
 
 # Each name stands for a change on the host and the same one on the devices.
 def augmentations(
-    names: tuple[str, ...], on_host: Mapping[str, Any], on_device: Mapping[str, Any]
+    config: RunSpec, known: Mapping[str, tuple[Any, Any]]
 ) -> tuple[HostAugment | None, Augment | None]:
     """Returns the random changes that ``data.augment`` names, if any."""
-    if not names:
+    if not config.data.augment:
         return None, None
-    return (
-        HostAugment(choose_stages(names, on_host)),
-        Augment(choose_stages(names, on_device)),
-    )
+    on_host, on_device = zip(*choose_stages(config.data.augment, known), strict=True)
+    return HostAugment(on_host), Augment(on_device)
 
 
 @dataclass(frozen=True)
@@ -115,10 +103,6 @@ class Splits:
     # Decodes a record of either split to a dict.
     decode_record: Callable[[Any], dict[str, Any]]
     metadata: Mapping[str, Any]  # A description of the data, for ``environment.json``.
-
-    @property
-    def info(self) -> dict[str, Any]:
-        return self.evaluation_source.info
 
 
 # If both splits are the same one, ``data.train_examples`` limits the evaluation too.
@@ -163,25 +147,19 @@ def _stage_calls(
 ) -> dict[str, Callable[[], Any]]:
     """Returns calls by stage name; each does the work of one batch."""
     read_one = Read(stages.source, SimulatedStorage(pipeline.storage, pipeline.seed))
-    decode, augment = stages.decode, stages.augment
-    numbers = itertools.count()
+    numbers, size = itertools.count(), len(stages.source)
 
     def read() -> list[Any]:
-        return [
-            read_one(
-                index, int(seed_for_use(pipeline.seed, index, 0)) % len(stages.source)
-            )
-            for index in itertools.islice(numbers, pipeline.batch_size)
-        ]
+        taken = itertools.islice(numbers, pipeline.batch_size)
+        seeds = ((index, int(seed_for_use(pipeline.seed, index, 0))) for index in taken)
+        return [read_one(index, seed % size) for index, seed in seeds]
 
     # Only "read" takes new records in each call; the other calls reuse these.
     records = read()
-    items = [decode(record) for record in records]
+    items = [stages.decode(record) for record in records]
     calls: dict[str, Callable[[], Any]] = {"read": read}
-    calls["decode"] = lambda: [decode(record) for record in records]
-    if augment is not None:
-        calls["augment"] = lambda: [
-            augment(item, seed) for seed, item in enumerate(items)
-        ]
+    calls["decode"] = lambda: [stages.decode(record) for record in records]
+    if augment := stages.augment:
+        calls["augment"] = lambda: [*map(augment, items, range(len(items)))]
     calls["batch"] = lambda: stacked(items)
     return calls

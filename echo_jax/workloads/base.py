@@ -29,38 +29,33 @@ Variables = dict[str, Any]
 """Flax variable collections: ``{"params": ..., "batch_stats": ...}``."""
 
 
-class Augment(Protocol):
-    """An augmentation on the devices: a pure function of a batch and keys.
+Augment = Callable[[Any, jax.Array], Any]
+"""Augments a batch on the devices: a pure function of a batch and keys.
 
-    It is a static argument of the jitted step. Augmentations that are equal by value,
-    such as frozen dataclasses, share a compilation.
-    """
-
-    def __call__(self, batch: Any, keys: jax.Array) -> Any:
-        """Returns the augmented batch.
-
-        Args:
-          batch: Decoded items, with a leading axis of size B.
-          keys: A random key for each of them, ``key<threefry2x32>[B]``.
-        """
-        ...
+The batch has decoded items with a leading axis of size B, and the keys are a random key
+for each, ``key<threefry2x32>[B]``. An augmentation is a static argument of the jitted
+step. Those that are equal by value, such as frozen dataclasses, share a compilation.
+"""
 
 
 class Evaluator(Protocol):
     """Computes metrics of a split on the host that are not sums over examples."""
 
     def add(self, batch: Batch, outputs: Any) -> None:
-        """Adds a batch and the task's predictions.
+        """Adds the host's batch, and the outputs of `Task.predict` as NumPy arrays.
 
-        Args:
-          batch: The host's batch, with ``"mask"``: 0 for padding, which must not count.
-          outputs: From `Task.predict`, as NumPy arrays.
+        Rows with ``batch["mask"]`` 0 are padding and must not count.
         """
         ...
 
     def result(self) -> dict[str, float]:
         """Returns the metrics of all added batches."""
         ...
+
+
+def masked(values: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum and the count of the values, ``float32[B]``, with mask 1."""
+    return (values * batch["mask"]).sum(), batch["mask"].sum()
 
 
 class Task(abc.ABC):
@@ -163,6 +158,17 @@ class Task(abc.ABC):
           NotImplementedError: The task makes no predictions.
         """
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
+
+    def decode_input(self, encoded: bytes | np.ndarray) -> dict[str, Any]:
+        """Returns the evaluation item of an image: a file's bytes, or uint8[H, W, C].
+
+        Raises:
+          ValueError: The task does not predict from images, or this is not an image.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not predict from images; give it a batch of "
+            "its own inputs."
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,11 +14,10 @@ from echo_jax.data.images.decode import (
     Encoded,
     decode_image,
     pad_crop_flip,
-    resize_center_crop,
 )
 from echo_jax.data.images.host_augment import OnImage
 from echo_jax.data.images.host_colour import distort_colours
-from echo_jax.data.pipeline.stages import Item, Stages
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
@@ -35,26 +33,24 @@ _PIXEL_MEAN = (125.3, 123.0, 113.9)
 _PIXEL_SCALE = (63.0, 62.1, 66.7)
 
 # The names for `data.augment`: on the host, and on the devices.
-_ON_HOST = {
-    "pad_crop_flip": OnImage(functools.partial(pad_crop_flip, padding=_PADDING)),
-    "colour": OnImage(distort_colours),
-}
-_ON_DEVICE = {
-    "pad_crop_flip": Augment((PadCrop(_PADDING), Flip())),
-    "colour": ColourDistortion(),
+_AUGMENT = {
+    "pad_crop_flip": (
+        OnImage(functools.partial(pad_crop_flip, padding=_PADDING)),
+        Augment((PadCrop(_PADDING), Flip())),
+    ),
+    "colour": (OnImage(distort_colours), ColourDistortion()),
 }
 
 
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
-    on_host, on_device = augmentations(config.data.augment, _ON_HOST, _ON_DEVICE)
+    on_host, on_device = augmentations(config, _AUGMENT)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
-    task_info = {"classes": splits.info["classes"]}
     return make_workload(
         config,
-        task=task_of(config, task_info),
-        task_info=task_info,
+        task_of,
+        {"classes": splits.evaluation_source.info["classes"]},
         metric="accuracy",
         mode="max",
         stages=Stages(splits.train, decode, on_host),
@@ -68,27 +64,16 @@ def build(config: RunSpec) -> Workload:
 
 def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
-    return ImageClassifier(
-        _network(config, len(task_info["classes"])),
-        _IMAGE_SIZE,
-        _PIXEL_MEAN,
-        _PIXEL_SCALE,
-        label_smoothing=config.model.label_smoothing,
-    )
-
-
-def decode_input(config: RunSpec, encoded: Encoded) -> Item:
-    """Returns the item of an image of any size: its resized middle."""
-    del config
-    return {"image": resize_center_crop(encoded, size=_IMAGE_SIZE, resize=_IMAGE_SIZE)}
-
-
-def _network(config: RunSpec, num_classes: int) -> nn.Module:
-    sizes, dtype = config.model, jnp.dtype(config.precision.compute)
+    sizes, num_classes = config.model, len(task_info["classes"])
+    dtype = jnp.dtype(config.precision.compute)
     if sizes.name == "resnet":
-        return ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
-    size = sizes.name.removeprefix("mobilenet_v3_")
-    return MobileNetV3(num_classes, size, True, sizes.norm, dtype)
+        model = ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
+    else:
+        size = sizes.name.removeprefix("mobilenet_v3_")
+        model = MobileNetV3(num_classes, size, True, sizes.norm, dtype)
+    return ImageClassifier(
+        model, _IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE, sizes.label_smoothing
+    )
 
 
 def _decode_small(encoded: Encoded) -> np.ndarray:

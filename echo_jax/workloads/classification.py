@@ -1,27 +1,21 @@
 """The tasks of images that several workloads share."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables
+from echo_jax.data.images.decode import Encoded, resize_center_crop
+from echo_jax.data.pipeline.stages import Item
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, masked
 
 _TOP = 5
 
 Channels = tuple[float, float, float]
 """A number for each of red, green and blue, of 0 to 255."""
-
-
-def normalised(images: ArrayLike, mean: Channels, scale: Channels) -> jax.Array:
-    """Returns ``(images - mean) / scale`` by channel, float32[B, H, W, 3]."""
-    mean_of, scale_of = (
-        jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (mean, scale)
-    )
-    return (jnp.asarray(images).astype(jnp.float32) - mean_of) / scale_of
 
 
 @dataclass(frozen=True)
@@ -30,13 +24,35 @@ class ImageTask(ModelTask):
 
     A batch holds ``"image"``, ``uint8[B, S, S, 3]``. Pixels are transferred as bytes
     and become floats on the device.
+
+    Attributes:
+      image_size: S, in pixels.
+      pixel_mean, pixel_scale: The normalisation of each channel, from 0 to 255.
     """
 
     image_size: int
+    pixel_mean: Channels
+    pixel_scale: Channels
 
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (batch_size, self.image_size, self.image_size, 3)
         return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
+
+    def _outputs(self, variables: Variables, batch: Batch, **options: Any) -> Any:
+        """Returns what the model gives for the normalised images."""
+        mean, scale = (
+            jnp.array(x, jnp.float32).reshape(1, 1, 1, 3)
+            for x in (self.pixel_mean, self.pixel_scale)
+        )
+        pixels = (jnp.asarray(batch["image"]).astype(jnp.float32) - mean) / scale
+        return self.model.apply(variables, pixels, **{"train": False, **options})
+
+    def _trained(self, variables: Variables, batch: Batch) -> tuple[Any, Variables]:
+        """Returns the outputs in training, and the new batch statistics."""
+        # A model without statistics has no such collection.
+        names = [name for name in variables if name != "params"]
+        outputs, new = self._outputs(variables, batch, train=True, mutable=names)
+        return outputs, dict(new)
 
 
 @dataclass(frozen=True)
@@ -44,38 +60,34 @@ class ImageClassifier(ImageTask):
     """Predicts the class of an image: ``"label"`` in a batch, ``int32[B]``.
 
     Attributes:
-      pixel_mean, pixel_scale: The normalisation of each channel, from 0 to 255.
       label_smoothing: Training target spread over all classes (Szegedy et al. 2016).
       has_top_5: Whether ``"top_5"`` accuracy is evaluated.
+      resize: The shorter side, in pixels, of a picture before its middle is cut out.
+        0: `image_size`.
     """
 
-    pixel_mean: Channels
-    pixel_scale: Channels
     label_smoothing: float = 0.0
     has_top_5: bool = False
+    resize: int = 0
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
         """Returns every image's cross-entropy, new batch statistics, and accuracy."""
         del key  # Nothing in the model is random.
-        # A model without statistics has no such collection.
-        collections = [name for name in variables if name != "params"]
-        logits, updated = self.model.apply(
-            variables, self._pixels(batch), train=True, mutable=collections
-        )
+        logits, new = self._trained(variables, batch)
         losses = _cross_entropy(logits, batch["label"])
         right = (logits.argmax(axis=-1) == batch["label"]).astype(jnp.float32)
         if self.label_smoothing:
             # The cross-entropy with the uniform distribution.
             even = -jax.nn.log_softmax(logits).mean(axis=-1)
             losses += self.label_smoothing * (even - losses)
-        return losses, dict(updated), {"accuracy": (right.sum(), right.size)}
+        return losses, new, {"accuracy": (right.sum(), right.size)}
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns sums and counts of accuracy, unsmoothed loss and ``"top_5"``."""
-        logits = self._logits(variables, batch)
-        labels, mask = jnp.asarray(batch["label"]), batch["mask"]
+        logits = self._outputs(variables, batch)
+        labels = jnp.asarray(batch["label"])
         values = {
             "accuracy": (logits.argmax(axis=-1) == labels).astype(jnp.float32),
             "loss": _cross_entropy(logits, labels),
@@ -84,19 +96,17 @@ class ImageClassifier(ImageTask):
             _, best = jax.lax.top_k(logits, min(_TOP, logits.shape[-1]))
             is_among = (best == labels[:, None]).any(axis=-1)
             values["top_5"] = is_among.astype(jnp.float32)
-        count = mask.sum()
-        return {name: ((value * mask).sum(), count) for name, value in values.items()}
+        return {name: masked(value, batch) for name, value in values.items()}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
         """Returns the probability of each class, ``"probabilities"``, float32[B, K]."""
-        return {"probabilities": jax.nn.softmax(self._logits(variables, batch))}
+        return {"probabilities": jax.nn.softmax(self._outputs(variables, batch))}
 
-    def _logits(self, variables: Variables, batch: Batch) -> jax.Array:
-        logits = self.model.apply(variables, self._pixels(batch), train=False)
-        return cast(jax.Array, logits)
-
-    def _pixels(self, batch: Batch) -> jax.Array:
-        return normalised(batch["image"], self.pixel_mean, self.pixel_scale)
+    def decode_input(self, encoded: Encoded) -> Item:
+        """Returns the item of an image of any size: its resized middle."""
+        size = self.image_size
+        image = resize_center_crop(encoded, size, resize=self.resize or size)
+        return {"image": image}
 
 
 def _cross_entropy(logits: jax.Array, labels: ArrayLike) -> jax.Array:

@@ -1,9 +1,9 @@
 """Detection on COCO: SSD, from records to COCO's mean average precision."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,8 @@ from echo_jax.workloads.assembly import (
     make_workload,
     open_splits,
 )
-from echo_jax.workloads.base import Batch, Sums, Variables, Workload
-from echo_jax.workloads.classification import ImageTask, normalised
+from echo_jax.workloads.base import Batch, Sums, Variables, Workload, masked
+from echo_jax.workloads.classification import Channels, ImageTask
 
 Loss = Literal["multibox", "focal"]
 
@@ -65,13 +65,15 @@ _NEGATIVES = 3
 # Lin et al. 2017, section 5.1.
 _FOCAL_ALPHA, _FOCAL_GAMMA = 0.25, 2.0
 
-
 # The logit of a class in a default box at the start of a focal loss.
 _FOCAL_PRIOR_LOGIT = -4.6
 
 # The names for `data.augment`: on the host, and on the devices.
-_ON_HOST = {"ssd_crop": ssd_crop, "flip": flip, "colour": OnImage(distort_colours)}
-_ON_DEVICE = {"ssd_crop": SsdCrop(), "flip": Flip(), "colour": ColourDistortion()}
+_AUGMENT = {
+    "ssd_crop": (ssd_crop, SsdCrop()),
+    "flip": (flip, Flip()),
+    "colour": (OnImage(distort_colours), ColourDistortion()),
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Detector(ImageTask):
     ``"focal"`` classifies by a sigmoid for each class, over all boxes.
     """
 
+    pixel_mean: Channels = _PIXEL_MEAN
+    pixel_scale: Channels = _PIXEL_SCALE
     loss_kind: Loss = "multibox"
     nms: NmsSettings = field(default_factory=NmsSettings)
 
@@ -96,23 +100,17 @@ class Detector(ImageTask):
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
         del key  # Nothing in the model is random.
-        predicted, updated = self.model.apply(
-            variables,
-            normalised(batch["image"], _PIXEL_MEAN, _PIXEL_SCALE),
-            train=True,
-            mutable=["batch_stats"],
-        )
-        return self._losses(predicted, batch), dict(updated), {}
+        predicted, new = self._trained(variables, batch)
+        return self._losses(predicted, batch), new, {}
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns the loss as (sum over the images with mask 1, images)."""
-        losses = self._losses(self._predicted(variables, batch), batch)
-        mask = batch["mask"]
-        return {"loss": ((losses * mask).sum(), mask.sum())}
+        losses = self._losses(self._outputs(variables, batch), batch)
+        return {"loss": masked(losses, batch)}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
         """Returns the detections of every image; see `Detections` for the entries."""
-        offsets, scores = self._predicted(variables, batch)
+        offsets, scores = self._outputs(variables, batch)
         if self.loss_kind == "multibox":
             scores = jax.nn.softmax(scores)[..., 1:]
         else:
@@ -121,27 +119,18 @@ class Detector(ImageTask):
         detections = jax.vmap(functools.partial(detect, settings=self.nms))
         return detections(boxes, scores)._asdict()
 
-    def _predicted(
-        self, variables: Variables, batch: Batch
-    ) -> tuple[jax.Array, jax.Array]:
-        images = normalised(batch["image"], _PIXEL_MEAN, _PIXEL_SCALE)
-        predicted = self.model.apply(variables, images, train=False)
-        return cast(tuple[jax.Array, jax.Array], predicted)
+    def decode_input(self, encoded: Encoded) -> Item:
+        """Returns the item of an image of any size, without objects."""
+        return {"image": resize_to_square(decode_image(encoded), self.image_size)}
 
     def _losses(
         self, predicted: tuple[jax.Array, jax.Array], batch: Batch
     ) -> jax.Array:
-        anchors = self._anchors()
-
-        def of_image(
-            offsets: jax.Array, scores: jax.Array, *objects: jax.Array
-        ) -> jax.Array:
-            targets = make_targets(*objects, anchors=anchors)
-            return detection_loss(offsets, scores, targets, kind=self.loss_kind)
-
         names = ("boxes", "box_labels", "box_mask")
         objects = [jnp.asarray(batch[name]) for name in names]
-        return jax.vmap(of_image)(*predicted, *objects)
+        targets_of = functools.partial(make_targets, anchors=self._anchors())
+        loss_of = functools.partial(detection_loss, kind=self.loss_kind)
+        return jax.vmap(loss_of)(*predicted, jax.vmap(targets_of)(*objects))
 
     def _anchors(self) -> jax.Array:
         return jnp.asarray(default_boxes(map_sizes(self.image_size)))
@@ -201,70 +190,55 @@ def _focal(scores: jax.Array, targets: Targets) -> jax.Array:
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"mAP"``, a fraction."""
     data: CocoData = config.data
-    on_host, on_device = augmentations(data.augment, _ON_HOST, _ON_DEVICE)
+    on_host, on_device = augmentations(config, _AUGMENT)
     splits = open_splits(config, "coco")
-    categories = splits.info["categories"]
-    task_info = {"categories": categories}
-    of_train = splits.info["splits"][splits.metadata["train"]["split"]]
+    info = splits.evaluation_source.info
+    of_train = info["splits"][splits.metadata["train"]["split"]]
     objects = of_train.get("images_by_objects", {})
     decode = DecodeBoxes(
         splits.decode_record, data.image_size, data.max_boxes, warns=not objects
     )
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
-    judged = _Judged(splits, Subset(splits.evaluation, chosen))
+    evaluated = Subset(splits.evaluation, chosen)
+    truth = functools.cache(functools.partial(_truth, splits, evaluated))
     return make_workload(
         config,
-        task=task_of(config, task_info),
-        task_info=task_info,
+        task_of,
+        {"categories": info["categories"]},
         metric="mAP",
         mode="max",
         stages=Stages(splits.train, decode, on_host),
-        evaluated=Stages(judged.records, DecodeForEvaluation(decode)),
+        evaluated=Stages(evaluated, DecodeForEvaluation(decode)),
         eval_threads=max(config.pipeline.threads, 1),
         data_metadata={
             **splits.metadata,
-            "categories": len(categories),
+            "categories": len(info["categories"]),
             "left_out": boxes_left_out(objects, data.max_boxes),
         },
-        evaluator=judged.evaluator,
+        evaluator=lambda: CocoEvaluator(*truth()),
         augment_on_device=on_device,
     )
 
 
-class _Judged:
-    def __init__(self, splits: Splits, records: RecordSource) -> None:
-        self.records = records
-        self._splits = splits
-
-    def evaluator(self) -> CocoEvaluator:
-        return CocoEvaluator(self._truth, self._image_ids)
-
-    @functools.cached_property
-    def _truth(self) -> COCO:
-        source = self._splits.evaluation_source
-        categories = source.info["categories"]
-        if isinstance(source, Prepared):
-            name = source.info["splits"][source.split]["annotations"]
-            return read_ground_truth(source.read_file(name), categories, name=name)
-        return ground_truth_of(self._entries(), categories)
-
-    @functools.cached_property
-    def _image_ids(self) -> list[int] | None:
-        """The images that are evaluated; None for all of the ground truth."""
-        if len(self.records) == len(self._splits.evaluation_source):
-            return None
-        return [int(entries["image_id"]) for entries in self._entries()]
-
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        for index in range(len(self.records)):
-            yield self._splits.decode_record(self.records[index])
+def _truth(splits: Splits, evaluated: RecordSource) -> tuple[COCO, list[int] | None]:
+    """Returns the ground truth, and the images of it that are evaluated; None: all."""
+    source = splits.evaluation_source
+    categories = source.info["categories"]
+    records = (evaluated[index] for index in range(len(evaluated)))
+    entries = map(splits.decode_record, records)
+    if not isinstance(source, Prepared):
+        return ground_truth_of(entries, categories), None
+    name = source.info["splits"][source.split]["annotations"]
+    truth = read_ground_truth(source.read_file(name), categories, name=name)
+    if len(evaluated) == len(source):
+        return truth, None
+    return truth, [int(each["image_id"]) for each in entries]
 
 
 def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> Detector:
     """Returns the task of a config, for data with these ``categories``."""
     sizes: CocoModel = config.model
     image_size = config.data.image_size
-    num_classes = len(task_info["categories"])
     if len(sizes.stage_sizes) != _NUM_STAGES:
         raise ValueError(
             f"model.stage_sizes={sizes.stage_sizes} must be blocks of {_NUM_STAGES} "
@@ -272,7 +246,7 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> Detector:
         )
     is_focal = sizes.loss == "focal"
     model = SSD(
-        num_outputs=num_classes + (not is_focal),
+        num_outputs=len(task_info["categories"]) + (not is_focal),
         boxes_per_cell=boxes_per_cell(map_sizes(image_size)),
         stage_sizes=sizes.stage_sizes,
         width=sizes.width,
@@ -280,10 +254,4 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> Detector:
         virtual_batch=sizes.virtual_batch,
         dtype=jnp.dtype(config.precision.compute),
     )
-    return Detector(model, image_size, sizes.loss)
-
-
-def decode_input(config: RunSpec, encoded: Encoded) -> Item:
-    """Returns the item of an image of any size, without objects."""
-    image = resize_to_square(decode_image(encoded), config.data.image_size)
-    return {"image": image}
+    return Detector(model, image_size, loss_kind=sizes.loss)

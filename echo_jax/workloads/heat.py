@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -26,7 +26,7 @@ from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.workloads.assembly import make_workload
-from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload, masked
 
 GRID = 32
 """Points of the field along each side of the plate."""
@@ -46,16 +46,13 @@ def build(config: RunSpec) -> Workload:
             "examples. Use --config.data.source=solver."
         )
     train = Simulations(config.data.train_examples, _TRAIN_SEED)
+    validation = Simulations(config.data.eval_examples, _VALIDATION_SEED)
     return make_workload(
         config,
-        task=task_of(config, {}),
-        task_info={},
-        metric="loss",
-        mode="min",
+        task_of,
+        {},
         stages=Stages(train, solve),
-        evaluated=Stages(
-            Simulations(config.data.eval_examples, _VALIDATION_SEED), solve
-        ),
+        evaluated=Stages(validation, solve),
         keeps_evaluated=True,
         data_metadata={
             "source": "solver: the heat equation, by implicit Euler and a sparse LU",
@@ -68,10 +65,8 @@ def build(config: RunSpec) -> Workload:
 def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> "FieldRegression":
     """Returns the task of a config."""
     del task_info
-    model = Mlp(
-        (config.model.width,) * config.model.depth, jnp.dtype(config.precision.compute)
-    )
-    return FieldRegression(model)
+    widths = (config.model.width,) * config.model.depth
+    return FieldRegression(Mlp(widths, jnp.dtype(config.precision.compute)))
 
 
 class Simulations:
@@ -158,8 +153,7 @@ class FieldRegression(ModelTask):
         return self._errors(variables, batch), {}, {}
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
-        mask = batch["mask"]
-        return {"loss": ((self._errors(variables, batch) * mask).sum(), mask.sum())}
+        return {"loss": masked(self._errors(variables, batch), batch)}
 
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns the error in kelvin (root mean square)."""
@@ -173,8 +167,8 @@ class FieldRegression(ModelTask):
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"x": jax.ShapeDtypeStruct((batch_size, _NUM_PARAMETERS), jnp.float32)}
 
-    def _fields(self, variables: Variables, batch: Batch) -> jax.Array:
-        return cast(jax.Array, self.model.apply(variables, jnp.asarray(batch["x"])))
+    def _fields(self, variables: Variables, batch: Batch) -> Any:
+        return self.model.apply(variables, jnp.asarray(batch["x"]))
 
     def _errors(self, variables: Variables, batch: Batch) -> jax.Array:
         error = self._fields(variables, batch) - jnp.asarray(batch["y"])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,15 +89,14 @@ class LanguageModel(ModelTask):
         segments = None
         if self.eod is not None:
             segments = (tokens == self.eod).cumsum(axis=1)
-        is_training = dropout_key is not None
-        logits = self.model.apply(
+        logits: Any = self.model.apply(
             variables,
             tokens,
-            train=is_training,
+            train=dropout_key is not None,
             segments=segments,
-            rngs={"dropout": dropout_key} if is_training else None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
-        return cast(jax.Array, logits)
+        return logits
 
 
 def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
@@ -125,11 +124,9 @@ def build(config: RunSpec) -> Workload:
     train = limited(text.train, data.train_examples, "train")
     return make_workload(
         config,
-        task=task_of(config, text.task_info),
-        task_info=text.task_info,
+        task_of,
+        text.task_info,
         task_files=text.task_files,
-        metric="loss",
-        mode="min",
         stages=Stages(train, text.decode),
         evaluated=Stages(text.validation, text.decode),
         keeps_evaluated=True,

@@ -6,8 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from echo_jax.config.run import RunSpec
-from echo_jax.data.images.decode import Encoded, resize_center_crop
-from echo_jax.data.pipeline.stages import Item, Stages
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.data.sources.shapes import (
     CLASS_NAMES,
     IMAGE_SIZE,
@@ -39,11 +38,10 @@ def build(config: RunSpec) -> Workload:
         )
     train = ShapeRecords(config.data.train_examples, _TRAIN_SEED)
     validation = ShapeRecords(_VALIDATION_IMAGES, _VALIDATION_SEED)
-    task_info = {"classes": list(CLASS_NAMES)}
     return make_workload(
         config,
-        task=task_of(config, task_info),
-        task_info=task_info,
+        task_of,
+        {"classes": list(CLASS_NAMES)},
         metric="accuracy",
         mode="max",
         stages=Stages(train, decode_shape, augment_shape),
@@ -62,17 +60,7 @@ def build(config: RunSpec) -> Workload:
 
 def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     """Returns the task of a config, for data with these ``classes``."""
-    model = ResNet(
-        num_classes=len(task_info["classes"]),
-        depth=config.model.depth,
-        width=config.model.width,
-        norm=config.model.norm,
-        dtype=jnp.dtype(config.precision.compute),
-    )
+    sizes, num_classes = config.model, len(task_info["classes"])
+    dtype = jnp.dtype(config.precision.compute)
+    model = ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
     return ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE)
-
-
-def decode_input(config: RunSpec, encoded: Encoded) -> Item:
-    """Returns the item of an image of any size: its resized middle."""
-    del config
-    return {"image": resize_center_crop(encoded, size=IMAGE_SIZE, resize=IMAGE_SIZE)}

@@ -26,7 +26,7 @@ from echo_jax.inference import Generator, evaluate_run, write_evaluation
 from echo_jax.models import Transformer
 from echo_jax.runs import run_train
 from echo_jax.training.saving import params_sha256
-from echo_jax.workloads import LanguageModel, build
+from echo_jax.workloads import build, lm
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_tokenizer_comes_with_the_run(tmp_path):
 
 T, VOCAB = 8, 11
 SIZES = {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8, "tied": True}
-TASK = LanguageModel(Transformer(vocab=VOCAB, max_len=T, **SIZES))
+TASK = lm.LanguageModel(Transformer(vocab=VOCAB, max_len=T, **SIZES))
 
 
 @pytest.fixture(scope="module")

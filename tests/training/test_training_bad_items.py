@@ -19,7 +19,7 @@ from echo_jax.config import RunSpec
 from echo_jax.data.pipeline import Stages
 from echo_jax.terminal import sentence
 from echo_jax.training import train
-from echo_jax.workloads import make_workload
+from echo_jax.workloads import assembly
 
 BAD = range(7, NUM_EXAMPLES, 14)
 WAYS = {
@@ -61,15 +61,13 @@ def config_of(**fields):
 
 
 def workload_of(config):
-    return make_workload(
+    return assembly.make_workload(
         config,
-        task=Regression(),
-        metric="loss",
-        mode="min",
+        lambda *_: Regression(),
+        {},
         stages=Stages(Records(), decode, shift),
         evaluated=Stages(8 * [b""], decode_evaluated),
         data_metadata={"synthetic": True},
-        task_info={},
         augment_on_device=lambda batch, keys: batch,
     )
 

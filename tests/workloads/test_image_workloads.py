@@ -19,7 +19,7 @@ from echo_jax.data.images import resize_center_crop
 from echo_jax.data.sources import open_prepared, unpack
 from echo_jax.models import ImageNetResNet, MobileNetV3, ResNet
 from echo_jax.runs import ConfigRefusedError, run_train
-from echo_jax.workloads import ImageClassifier, build, make_task
+from echo_jax.workloads import build, classification, make_task
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ class Mirror(nn.Module):
 
 
 MEAN, SCALE = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
-TASK = ImageClassifier(Mirror(), 2, MEAN, SCALE, has_top_5=True)
+TASK = classification.ImageClassifier(Mirror(), 2, MEAN, SCALE, has_top_5=True)
 VARIABLES = {"params": {"shift": np.zeros(1, np.float32)}}
 # Seven images of 6 logits each. Image k has the label of the k-th best logit.
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 2, 2, 3), dtype=np.uint8)

@@ -26,22 +26,15 @@ from echo_jax.runs import run_train
 from echo_jax.training import evaluate
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.records import Progress
-from echo_jax.workloads import (
-    Detector,
-    Targets,
-    Task,
-    build,
-    detection_loss,
-    make_targets,
-)
+from echo_jax.workloads import Task, build, coco
 
 SIZE, NUM_IMAGES, NUM_CLASSES = 64, 11, 3
 CATEGORIES = [{"id": 10 + k, "name": f"grey {k}"} for k in range(NUM_CLASSES)]
 ON_DEVICES = ("ssd_crop", "flip", "colour")
 
 # Compiled as wholes: operation by operation they take ten times as long.
-loss_of = jax.jit(detection_loss, static_argnames="kind")
-targets_for = jax.jit(make_targets)
+loss_of = jax.jit(coco.detection_loss, static_argnames="kind")
+targets_for = jax.jit(coco.make_targets)
 ANCHORS = np.float32(
     [[0, 0, 0.5, 0.5], [0, 0.5, 0.5, 1], [0.5, 0, 1, 0.5], [0.5, 0.5, 1, 1]]
 )
@@ -52,7 +45,7 @@ def targets_of(labels, num_anchors=8):
     is_matched = np.arange(num_anchors) < len(labels)
     padded = np.zeros(num_anchors, np.int32)
     padded[: len(labels)] = labels
-    return Targets(np.zeros((num_anchors, 4), np.float32), padded, is_matched)
+    return coco.Targets(np.zeros((num_anchors, 4), np.float32), padded, is_matched)
 
 
 def test_targets_are_the_code_of_the_matched_objects():
@@ -85,7 +78,7 @@ def test_multibox_loss_by_hand():
 def test_an_image_without_objects_is_finite(kind, outputs):
     boxes = np.zeros((3, 4), np.float32)
     none = targets_for(boxes, np.zeros(3, int), np.zeros(3, bool), ANCHORS)
-    both = jax.value_and_grad(detection_loss, argnums=(0, 1))
+    both = jax.value_and_grad(coco.detection_loss, argnums=(0, 1))
     loss, gradients = jax.jit(both, static_argnames="kind")(
         np.ones((4, 4), np.float32), np.ones((4, outputs), np.float32), none, kind=kind
     )
@@ -246,7 +239,9 @@ def test_predictions_that_are_the_targets_are_the_objects(kind):
     objects = np.float32([[0.1, 0.2, 0.5, 0.7], [0.6, 0.1, 0.9, 0.3]])
     nms = NmsSettings(min_score=0.5, candidates=20, max_detections=6)
     num_outputs = NUM_CLASSES + (kind == "multibox")
-    task = Detector(Fixed(len(anchors), num_outputs), SIZE, kind, nms)
+    task = coco.Detector(
+        Fixed(len(anchors), num_outputs), SIZE, loss_kind=kind, nms=nms
+    )
     scores = np.full((1, len(anchors), num_outputs), -9, np.float32)
     if kind == "multibox":
         scores[..., 0] = 9

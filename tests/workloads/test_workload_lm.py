@@ -19,17 +19,17 @@ from echo_jax.config import load_config
 from echo_jax.data.prepare import Settings, TextSettings, prepare_text
 from echo_jax.models import Transformer
 from echo_jax.runs import run_train
-from echo_jax.workloads import LanguageModel, build
+from echo_jax.workloads import build, lm
 
 EOD, SEQ_LEN = 10, 12
 SIZES = {"d_model": 8, "num_layers": 2, "num_heads": 2, "d_ff": 16, "max_len": SEQ_LEN}
-PLAIN = LanguageModel(Transformer(vocab=11, **SIZES))
+PLAIN = lm.LanguageModel(Transformer(vocab=11, **SIZES))
 APART = dataclasses.replace(PLAIN, eod=EOD)
-DROPPING = LanguageModel(Transformer(vocab=11, **SIZES, dropout=0.5))
+DROPPING = lm.LanguageModel(Transformer(vocab=11, **SIZES, dropout=0.5))
 
 # Compiled once for each task: tasks are equal by value. Eager models take seconds.
-loss = jax.jit(LanguageModel.loss, static_argnums=0)
-judge = jax.jit(LanguageModel.evaluate, static_argnums=0)
+loss = jax.jit(lm.LanguageModel.loss, static_argnums=0)
+judge = jax.jit(lm.LanguageModel.evaluate, static_argnums=0)
 KEY = jax.random.key(0)
 
 # Dropout or a mask that is not heeded shows in far more than the last bit.
@@ -53,7 +53,7 @@ def nats(task, variables, tokens):
     return -np.take_along_axis(log_p, tokens[:, 1:, None].astype(int), axis=-1)[..., 0]
 
 
-predict = jax.jit(LanguageModel.predict, static_argnums=0)
+predict = jax.jit(lm.LanguageModel.predict, static_argnums=0)
 
 
 def window(*documents):
