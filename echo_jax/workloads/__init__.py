@@ -28,7 +28,6 @@ def build(config: Config | RunSpec) -> Workload:
     """Builds the workload of a config with its data; refuses an impossible model."""
     config = RunSpec.of(config)
     workload = _module(config).build(config)
-    # This refuses an impossible model early, without computing anything.
     jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
     return workload
 

@@ -4,19 +4,14 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import SplitData
 from echo_jax.data.augment import Augment
 from echo_jax.data.images.host_augment import HostAugment, choose_stages
+from echo_jax.data.pipeline import evaluation
 from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.pipeline.evaluation import (
-    THREADS,
-    eval_batches,
-    sample_indices,
-    stream_eval_batches,
-)
 from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages, stacked
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
@@ -34,16 +29,14 @@ def make_workload(
     stages: Stages,
     evaluated: Stages,
     data_metadata: Mapping[str, Any],
-    metric: str = "loss",
-    mode: Literal["min", "max"] = "min",
     keeps_evaluated: bool = False,
-    eval_threads: int = THREADS,
+    eval_threads: int = evaluation.THREADS,
     **fields: Any,
 ) -> Workload:
     """Builds the workload ``config.workload``; see `Workload` for the fields."""
-    chosen = sample_indices(len(evaluated.source), config.data.eval_examples)
-    evaluation = functools.partial(
-        eval_batches if keeps_evaluated else stream_eval_batches,
+    chosen = evaluation.sample_indices(len(evaluated.source), config.data.eval_examples)
+    batches = functools.partial(
+        evaluation.eval_batches if keeps_evaluated else evaluation.stream_eval_batches,
         evaluated.source,
         evaluated.decode,
         batch_size=config.batch_size,
@@ -69,13 +62,11 @@ def make_workload(
         name=config.workload,
         task=task_of(config, task_info),
         task_info=task_info,
-        metric=metric,
-        mode=mode,
         num_examples=len(stages.source),
         num_evaluated=len(chosen),
         first_items=first_items,
         with_seed=lambda seed: replace(workload, **reads(seed)),
-        eval_batches=functools.cache(evaluation) if keeps_evaluated else evaluation,
+        eval_batches=functools.cache(batches) if keeps_evaluated else batches,
         metadata={"data": data_metadata, "storage": config.data.storage.metadata()},
         **fields,
     )
@@ -111,23 +102,17 @@ def open_splits(config: RunSpec, kind: Kind) -> Splits:
     data: SplitData = config.data
     source, decode_record = open_source(data.source, data.train_split, kind)
     train = limited(source, data.train_examples, data.train_split)
-    if data.eval_split == data.train_split:
-        evaluation_source, evaluation = source, train
-    else:
-        evaluation_source, _ = open_source(data.source, data.eval_split, kind)
-        evaluation = evaluation_source
-    return Splits(
-        train=train,
-        evaluation=evaluation,
-        evaluation_source=evaluation_source,
-        decode_record=decode_record,
-        metadata={
-            "synthetic": False,
-            "train_examples": len(train),
-            "train": source.metadata(),
-            "evaluation": evaluation_source.metadata(),
-        },
-    )
+    judged, chosen = source, train
+    if data.eval_split != data.train_split:
+        judged, _ = open_source(data.source, data.eval_split, kind)
+        chosen = judged
+    metadata = {
+        "synthetic": False,
+        "train_examples": len(train),
+        "train": source.metadata(),
+        "evaluation": judged.metadata(),
+    }
+    return Splits(train, chosen, judged, decode_record, metadata)
 
 
 def limited(source: RecordSource, wanted: int, split: str) -> RecordSource:
@@ -137,14 +122,12 @@ def limited(source: RecordSource, wanted: int, split: str) -> RecordSource:
             f"data.train_examples={wanted} is none of 0 to {len(source)}, which split "
             f"{split!r} has; set --config.data.train_examples=0 for all."
         )
-    if not wanted:
-        return source
-    return Subset(source, sample_indices(len(source), wanted))
+    if wanted:
+        source = Subset(source, evaluation.sample_indices(len(source), wanted))
+    return source
 
 
-def _stage_calls(
-    stages: Stages, pipeline: PipelineSpec
-) -> dict[str, Callable[[], Any]]:
+def _stage_calls(stages: Stages, pipeline: PipelineSpec) -> dict[str, Any]:
     """Returns calls by stage name; each does the work of one batch."""
     read_one = Read(stages.source, SimulatedStorage(pipeline.storage, pipeline.seed))
     numbers, size = itertools.count(), len(stages.source)
@@ -156,10 +139,9 @@ def _stage_calls(
 
     # Only "read" takes new records in each call; the other calls reuse these.
     records = read()
-    items = [stages.decode(record) for record in records]
-    calls: dict[str, Callable[[], Any]] = {"read": read}
-    calls["decode"] = lambda: [stages.decode(record) for record in records]
+    items = [*map(stages.decode, records)]
+    calls: dict[str, Any] = {"read": read}
+    calls["decode"] = lambda: [*map(stages.decode, records)]
     if augment := stages.augment:
         calls["augment"] = lambda: [*map(augment, items, range(len(items)))]
-    calls["batch"] = lambda: stacked(items)
-    return calls
+    return {**calls, "batch": lambda: stacked(items)}

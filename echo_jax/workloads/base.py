@@ -92,10 +92,7 @@ class Task(abc.ABC):
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns ``{metric: (sum, count)}`` over the examples with mask 1.
 
-        Args:
-          variables: All collections.
-          batch: An evaluation batch; ``batch["mask"]`` is ``float32[B]``, 0 for
-            padding.
+        ``batch["mask"]``, ``float32[B]``, is 0 for padding.
         """
 
     @property
@@ -123,15 +120,10 @@ class Task(abc.ABC):
         )
 
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Returns metrics that follow from the means over the whole split.
+        """Returns more metrics, by name, that follow from the means over the split.
 
-        An example is a perplexity, which is not the mean of perplexities.
-
-        Args:
-          means: For every metric of `evaluate`, its sum divided by its count.
-
-        Returns:
-          Additional metrics by name; none by default.
+        An example is a perplexity, which is not the mean of perplexities. `means` has
+        the sum divided by the count of every metric of `evaluate`.
         """
         del means
         return {}
@@ -140,11 +132,8 @@ class Task(abc.ABC):
         """Returns the model's predictions for every example, ``[B, ...]``.
 
         Users of a trained model and evaluators call it. For an evaluator it is compiled
-        together with `evaluate`, so that common values are computed once.
-
-        Args:
-          variables: All collections.
-          batch: The entries of a batch that the model reads, without labels and mask.
+        together with `evaluate`, so that common values are computed once. The batch
+        has the entries that the model reads, without labels and mask.
 
         Raises:
           NotImplementedError: The task makes no predictions.
@@ -152,11 +141,7 @@ class Task(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes of the entries that `predict` reads of a batch.
-
-        Raises:
-          NotImplementedError: The task makes no predictions.
-        """
+        """Returns the shapes of what `predict` reads of a batch; raises as it does."""
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
     def decode_input(self, encoded: bytes | np.ndarray) -> dict[str, Any]:
@@ -179,26 +164,22 @@ class ModelTask(Task):
 
     def init(self, key: jax.Array) -> Variables:
         """Returns newly initialised variables."""
-        shape = self._input()
-        zeros = jnp.zeros(shape.shape, shape.dtype)
-        return dict(self.model.init(key, zeros, train=False))
+        return dict(self.model.init(key, jnp.zeros(*self._input()), train=False))
 
     def table(self) -> str:
         """Returns Flax's table of the model, which is traced but not compiled."""
-        shape = self._input()
         made = self.model.tabulate(
             jax.random.key(0),
-            np.zeros(shape.shape, shape.dtype),
+            np.zeros(*self._input()),
             train=False,
             console_kwargs={"width": _TABLE_WIDTH, "force_terminal": False},
         )
         return "\n".join(line.strip() for line in made.strip().split("\n")) + "\n"
 
-    def _input(self) -> jax.ShapeDtypeStruct:
-        """The input of an example; the model reads bytes as floats."""
-        (shape,) = self.input_shapes(1).values()
-        dtype = jnp.float32 if shape.dtype == jnp.uint8 else shape.dtype
-        return jax.ShapeDtypeStruct(shape.shape, dtype)
+    def _input(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and type of an example's input; the model reads bytes as floats."""
+        (array,) = self.input_shapes(1).values()
+        return array.shape, np.float32 if array.dtype == np.uint8 else array.dtype
 
 
 @dataclass(frozen=True)
@@ -208,26 +189,24 @@ class Workload:
     Attributes:
       name: The name that configs use.
       task: Model and loss.
+      train_dataset: Makes the training pipeline with an echo in it from a spec (such
+        as `EchoSpec`) and a `DataShard`, by default the only one. Its batches have the
+        echo's tags: ``"fresh_index"`` (``int64[B]``) and ``"repeat"`` (``int32[B]``).
+      fresh_dataset: Makes the pipeline of an echo on the devices from a `DataShard`:
+        batches of fresh items, up to the stage that the echo follows, without tags.
+        Datasets of both pipelines may have a ``fresh_time`` to measure a fresh batch,
+        an `echo_jax.data.pipeline.grain_engine.FreshTime`.
+      eval_batches: Makes one pass over the evaluation split, called with ``shard=``:
+        a process' rows of batches of one constant size with ``"mask"``, the last one
+        padded.
       metric: The metric of targets, from `Task.evaluate` or the evaluator.
       mode: Whether a better metric is smaller (``"min"``) or larger (``"max"``).
-      train_dataset: Makes the training pipeline with an echo in it, called with a spec
-        (such as `EchoSpec`) and a `DataShard`, by default the only one. Elements are
-        batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
-        ``"repeat"`` (``int32[B]``): the echo's tags of every example.
-      fresh_dataset: Makes the pipeline of an echo on the devices, called with a
-        `DataShard`: batches of fresh items, up to the stage that the echo follows,
-        without tags. Datasets of both pipelines may have a ``fresh_time``, an
-        `echo_jax.data.pipeline.grain_engine.FreshTime` with which their echo measures
-        the time of a fresh batch.
-      eval_batches: Makes one pass over the evaluation split, called with ``shard=``:
-        the rows of a process of batches of one constant size, the last one padded,
-        with ``"mask"``.
       evaluator: Makes the `Evaluator` of one pass over the evaluation split; None if
         `Task.evaluate` is enough.
       augment_on_device: A hashable augmentation that the devices apply to every use of
         a decoded item; None if nothing is random.
-      num_examples: Number of training examples; None if unknown.
-      num_evaluated: Number of examples in an evaluation; None if unknown.
+      num_examples, num_evaluated: Examples of a training and of an evaluation; None
+        if unknown.
       first_items: Reads and decodes the first example of each split, so that data that
         does not fit is refused before anything is compiled. By default it does nothing.
       stage_calls: Makes functions to be timed, by stage and in order. Each does one
@@ -243,11 +222,11 @@ class Workload:
 
     name: str
     task: Task
-    metric: str
-    mode: Literal["min", "max"]
     train_dataset: Callable[..., grain.IterDataset]
     fresh_dataset: Callable[..., grain.IterDataset]
     eval_batches: Callable[..., Iterable[Batch]]
+    metric: str = "loss"
+    mode: Literal["min", "max"] = "min"
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     num_examples: int | None = None

@@ -9,20 +9,13 @@ import numpy as np
 
 from echo_jax.config.run import RunSpec
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
-from echo_jax.data.images.decode import (
-    DecodeLabelled,
-    Encoded,
-    decode_image,
-    pad_crop_flip,
-)
+from echo_jax.data.images.decode import Encoded, decode_image, pad_crop_flip
 from echo_jax.data.images.host_augment import OnImage
 from echo_jax.data.images.host_colour import distort_colours
-from echo_jax.data.pipeline.stages import Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import ImageClassifier
+from echo_jax.workloads.classification import ImageClassifier, make_classifier
 
 _IMAGE_SIZE = 32
 _PADDING = 4
@@ -44,21 +37,14 @@ _AUGMENT = {
 
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
-    on_host, on_device = augmentations(config, _AUGMENT)
-    splits = open_splits(config, "images")
-    decode = DecodeLabelled(splits.decode_record, _decode_small)
-    return make_workload(
+    return make_classifier(
         config,
         task_of,
-        {"classes": splits.evaluation_source.info["classes"]},
-        metric="accuracy",
-        mode="max",
-        stages=Stages(splits.train, decode, on_host),
-        evaluated=Stages(splits.evaluation, decode),
+        augment=_AUGMENT,
+        decode=_decode_small,
+        decode_evaluated=_decode_small,
         # 31 MB for 10,000 images.
         keeps_evaluated=True,
-        augment_on_device=on_device,
-        data_metadata=splits.metadata,
     )
 
 

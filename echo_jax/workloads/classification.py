@@ -1,18 +1,22 @@
-"""The tasks of images that several workloads share."""
+"""The tasks and the data of images that several workloads share."""
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
-from echo_jax.data.images.decode import Encoded, resize_center_crop
-from echo_jax.data.pipeline.stages import Item
-from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, masked
+from echo_jax.config.run import RunSpec
+from echo_jax.data.images.decode import DecodeLabelled, Encoded, resize_center_crop
+from echo_jax.data.pipeline.stages import Item, Stages
+from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
+from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload, masked
 
 _TOP = 5
+_cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 Channels = tuple[float, float, float]
 """A number for each of red, green and blue, of 0 to 255."""
@@ -76,8 +80,9 @@ class ImageClassifier(ImageTask):
         """Returns every image's cross-entropy, new batch statistics, and accuracy."""
         del key  # Nothing in the model is random.
         logits, new = self._trained(variables, batch)
-        losses = _cross_entropy(logits, batch["label"])
-        right = (logits.argmax(axis=-1) == batch["label"]).astype(jnp.float32)
+        labels = jnp.asarray(batch["label"])
+        losses = _cross_entropy(logits, labels)
+        right = (logits.argmax(axis=-1) == labels).astype(jnp.float32)
         if self.label_smoothing:
             # The cross-entropy with the uniform distribution.
             even = -jax.nn.log_softmax(logits).mean(axis=-1)
@@ -109,5 +114,28 @@ class ImageClassifier(ImageTask):
         return {"image": image}
 
 
-def _cross_entropy(logits: jax.Array, labels: ArrayLike) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels))
+def make_classifier(
+    config: RunSpec,
+    task_of: Callable[[RunSpec, Mapping[str, Any]], ImageClassifier],
+    *,
+    augment: Mapping[str, tuple[Any, Any]],
+    decode: Callable[[Encoded], Any],
+    decode_evaluated: Callable[[Encoded], Any],
+    **options: Any,
+) -> Workload:
+    """Builds a workload of images in classes; its metric is ``"accuracy"``."""
+    on_host, on_device = augmentations(config, augment)
+    splits = open_splits(config, "images")
+    labelled = functools.partial(DecodeLabelled, splits.decode_record)
+    return make_workload(
+        config,
+        task_of,
+        {"classes": splits.evaluation_source.info["classes"]},
+        metric="accuracy",
+        mode="max",
+        stages=Stages(splits.train, labelled(decode), on_host),
+        evaluated=Stages(splits.evaluation, labelled(decode_evaluated)),
+        augment_on_device=on_device,
+        data_metadata=splits.metadata,
+        **options,
+    )

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,40 +13,17 @@ from faster_coco_eval import COCO
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import CocoData, CocoModel
 from echo_jax.data.augment import ColourDistortion, Flip
-from echo_jax.data.detection.anchors import (
-    NmsSettings,
-    boxes_per_cell,
-    default_boxes,
-    detect,
-    match_anchors,
-)
+from echo_jax.data.detection import anchors, coco_eval, crop, records
 from echo_jax.data.detection.boxes import decode_boxes, encode_boxes
-from echo_jax.data.detection.coco_eval import (
-    CocoEvaluator,
-    ground_truth_of,
-    read_ground_truth,
-)
-from echo_jax.data.detection.crop import SsdCrop, flip, ssd_crop
-from echo_jax.data.detection.records import (
-    DecodeBoxes,
-    DecodeForEvaluation,
-    boxes_left_out,
-    resize_to_square,
-)
 from echo_jax.data.images.decode import Encoded, decode_image
 from echo_jax.data.images.host_augment import OnImage
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.evaluation import sample_indices
-from echo_jax.data.pipeline.stages import Item, RecordSource, Stages
+from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import (
-    Splits,
-    augmentations,
-    make_workload,
-    open_splits,
-)
+from echo_jax.workloads import assembly
 from echo_jax.workloads.base import Batch, Sums, Variables, Workload, masked
 from echo_jax.workloads.classification import Channels, ImageTask
 
@@ -63,15 +40,15 @@ _PIXEL_SCALE = (58.4, 57.1, 57.4)
 _NEGATIVES = 3
 
 # Lin et al. 2017, section 5.1.
-_FOCAL_ALPHA, _FOCAL_GAMMA = 0.25, 2.0
+_FOCAL = {"alpha": 0.25, "gamma": 2.0}
 
 # The logit of a class in a default box at the start of a focal loss.
 _FOCAL_PRIOR_LOGIT = -4.6
 
 # The names for `data.augment`: on the host, and on the devices.
 _AUGMENT = {
-    "ssd_crop": (ssd_crop, SsdCrop()),
-    "flip": (flip, Flip()),
+    "ssd_crop": (crop.ssd_crop, crop.SsdCrop()),
+    "flip": (crop.flip, Flip()),
     "colour": (OnImage(distort_colours), ColourDistortion()),
 }
 
@@ -94,18 +71,18 @@ class Detector(ImageTask):
     pixel_mean: Channels = _PIXEL_MEAN
     pixel_scale: Channels = _PIXEL_SCALE
     loss_kind: Loss = "multibox"
-    nms: NmsSettings = field(default_factory=NmsSettings)
+    nms: anchors.NmsSettings = field(default_factory=anchors.NmsSettings)
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
         del key  # Nothing in the model is random.
         predicted, new = self._trained(variables, batch)
-        return self._losses(predicted, batch), new, {}
+        return self._losses(batch, *predicted), new, {}
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns the loss as (sum over the images with mask 1, images)."""
-        losses = self._losses(self._outputs(variables, batch), batch)
+        losses = self._losses(batch, *self._outputs(variables, batch))
         return {"loss": masked(losses, batch)}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
@@ -115,121 +92,112 @@ class Detector(ImageTask):
             scores = jax.nn.softmax(scores)[..., 1:]
         else:
             scores = jax.nn.sigmoid(scores)
-        boxes = decode_boxes(offsets, self._anchors()[None])
-        detections = jax.vmap(functools.partial(detect, settings=self.nms))
+        boxes = decode_boxes(offsets, self._defaults()[None])
+        detections = jax.vmap(functools.partial(anchors.detect, settings=self.nms))
         return detections(boxes, scores)._asdict()
 
     def decode_input(self, encoded: Encoded) -> Item:
         """Returns the item of an image of any size, without objects."""
-        return {"image": resize_to_square(decode_image(encoded), self.image_size)}
+        image = decode_image(encoded)
+        return {"image": records.resize_to_square(image, self.image_size)}
 
-    def _losses(
-        self, predicted: tuple[jax.Array, jax.Array], batch: Batch
-    ) -> jax.Array:
+    def _losses(self, batch: Batch, offsets: Any, scores: Any) -> jax.Array:
         names = ("boxes", "box_labels", "box_mask")
         objects = [jnp.asarray(batch[name]) for name in names]
-        targets_of = functools.partial(make_targets, anchors=self._anchors())
+        targets_of = functools.partial(make_targets, defaults=self._defaults())
         loss_of = functools.partial(detection_loss, kind=self.loss_kind)
-        return jax.vmap(loss_of)(*predicted, jax.vmap(targets_of)(*objects))
+        return jax.vmap(loss_of)(offsets, scores, jax.vmap(targets_of)(*objects))
 
-    def _anchors(self) -> jax.Array:
-        return jnp.asarray(default_boxes(map_sizes(self.image_size)))
+    def _defaults(self) -> jax.Array:
+        return jnp.asarray(anchors.default_boxes(map_sizes(self.image_size)))
 
 
-# Where nothing matched, offsets are 0 and labels have no meaning.
-class Targets(NamedTuple):
-    """The targets of an image's default boxes: float32[A, 4], int32[A], bool[A]."""
-
-    offsets: jax.Array
-    labels: jax.Array
-    is_matched: jax.Array
+Targets = tuple[jax.Array, jax.Array]
+"""Offsets and labels of an image's default boxes, float32[A, 4] and int32[A]; the label
+of background is -1."""
 
 
 def make_targets(
-    boxes: jax.Array, labels: jax.Array, mask: jax.Array, anchors: jax.Array
+    boxes: jax.Array, labels: jax.Array, mask: jax.Array, defaults: jax.Array
 ) -> Targets:
     """Returns the targets for M objects (padded, with `mask`) and A default boxes."""
-    truth, is_matched = match_anchors(boxes, mask, anchors)
+    truth, is_matched = anchors.match_anchors(boxes, mask, defaults)
     # Rows of padding have size 0, whose logarithm is infinite.
-    chosen = jnp.where(is_matched[:, None], boxes[truth], anchors)
-    return Targets(encode_boxes(chosen, anchors), labels[truth], is_matched)
+    chosen = jnp.where(is_matched[:, None], boxes[truth], defaults)
+    return encode_boxes(chosen, defaults), jnp.where(is_matched, labels[truth], -1)
 
 
 def detection_loss(
     offsets: jax.Array, scores: jax.Array, targets: Targets, *, kind: Loss
 ) -> jax.Array:
     """Returns the loss of an image, float32[]; see `Detector`."""
-    num_matched = jnp.float32(jnp.maximum(targets.is_matched.sum(), 1))
-    place = optax.huber_loss(offsets, targets.offsets).sum(axis=-1)
-    place = jnp.where(targets.is_matched, place, 0).sum()
-    of_classes = {"multibox": _mined, "focal": _focal}[kind]
-    return (place + of_classes(scores, targets)) / num_matched
+    true_offsets, labels = targets
+    is_matched = labels >= 0
+    place = optax.huber_loss(offsets, true_offsets).sum(axis=-1)
+    place = jnp.where(is_matched, place, 0).sum()
+    of_classes = {"multibox": _mined, "focal": _focal}[kind](scores, labels)
+    return (place + of_classes) / jnp.float32(jnp.maximum(is_matched.sum(), 1))
 
 
-def _mined(scores: jax.Array, targets: Targets) -> jax.Array:
-    labels = jnp.where(targets.is_matched, targets.labels + 1, 0)
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
-    of_matched = jnp.where(targets.is_matched, losses, 0).sum()
-    num_negatives = _NEGATIVES * targets.is_matched.sum()
+def _mined(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    is_matched = labels >= 0
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels + 1)
+    of_matched = jnp.where(is_matched, losses, 0).sum()
     # Losses are not negative, so matched boxes (0 here) come last and add nothing.
-    worst = jnp.sort(jnp.where(targets.is_matched, 0, losses), descending=True)
-    is_learned = jnp.arange(len(losses)) < num_negatives
+    worst = jnp.sort(jnp.where(is_matched, 0, losses), descending=True)
+    is_learned = jnp.arange(len(losses)) < _NEGATIVES * is_matched.sum()
     return of_matched + jnp.where(is_learned, worst, 0).sum()
 
 
-def _focal(scores: jax.Array, targets: Targets) -> jax.Array:
-    num_classes = scores.shape[-1]
-    # A label out of range has a row of zeros: background.
-    labels = jnp.where(targets.is_matched, targets.labels, num_classes)
-    truth = jax.nn.one_hot(labels, num_classes)
-    return optax.sigmoid_focal_loss(
-        scores, truth, alpha=_FOCAL_ALPHA, gamma=_FOCAL_GAMMA
-    ).sum()
+def _focal(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    # The row of background is zeros.
+    truth = jax.nn.one_hot(labels, scores.shape[-1])
+    return optax.sigmoid_focal_loss(scores, truth, **_FOCAL).sum()
 
 
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"mAP"``, a fraction."""
     data: CocoData = config.data
-    on_host, on_device = augmentations(config, _AUGMENT)
-    splits = open_splits(config, "coco")
+    on_host, on_device = assembly.augmentations(config, _AUGMENT)
+    splits = assembly.open_splits(config, "coco")
     info = splits.evaluation_source.info
     of_train = info["splits"][splits.metadata["train"]["split"]]
     objects = of_train.get("images_by_objects", {})
-    decode = DecodeBoxes(
+    decode = records.DecodeBoxes(
         splits.decode_record, data.image_size, data.max_boxes, warns=not objects
     )
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
     evaluated = Subset(splits.evaluation, chosen)
     truth = functools.cache(functools.partial(_truth, splits, evaluated))
-    return make_workload(
+    return assembly.make_workload(
         config,
         task_of,
         {"categories": info["categories"]},
         metric="mAP",
         mode="max",
         stages=Stages(splits.train, decode, on_host),
-        evaluated=Stages(evaluated, DecodeForEvaluation(decode)),
+        evaluated=Stages(evaluated, records.DecodeForEvaluation(decode)),
         eval_threads=max(config.pipeline.threads, 1),
         data_metadata={
             **splits.metadata,
             "categories": len(info["categories"]),
-            "left_out": boxes_left_out(objects, data.max_boxes),
+            "left_out": records.boxes_left_out(objects, data.max_boxes),
         },
-        evaluator=lambda: CocoEvaluator(*truth()),
+        evaluator=lambda: coco_eval.CocoEvaluator(*truth()),
         augment_on_device=on_device,
     )
 
 
-def _truth(splits: Splits, evaluated: RecordSource) -> tuple[COCO, list[int] | None]:
+def _truth(splits: assembly.Splits, evaluated: Subset) -> tuple[COCO, list[int] | None]:
     """Returns the ground truth, and the images of it that are evaluated; None: all."""
     source = splits.evaluation_source
     categories = source.info["categories"]
-    records = (evaluated[index] for index in range(len(evaluated)))
-    entries = map(splits.decode_record, records)
+    stored = (evaluated[index] for index in range(len(evaluated)))
+    entries = map(splits.decode_record, stored)
     if not isinstance(source, Prepared):
-        return ground_truth_of(entries, categories), None
+        return coco_eval.ground_truth_of(entries, categories), None
     name = source.info["splits"][source.split]["annotations"]
-    truth = read_ground_truth(source.read_file(name), categories, name=name)
+    truth = coco_eval.read_ground_truth(source.read_file(name), categories, name=name)
     if len(evaluated) == len(source):
         return truth, None
     return truth, [int(each["image_id"]) for each in entries]
@@ -247,7 +215,7 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> Detector:
     is_focal = sizes.loss == "focal"
     model = SSD(
         num_outputs=len(task_info["categories"]) + (not is_focal),
-        boxes_per_cell=boxes_per_cell(map_sizes(image_size)),
+        boxes_per_cell=anchors.boxes_per_cell(map_sizes(image_size)),
         stage_sizes=sizes.stage_sizes,
         width=sizes.width,
         score_bias=_FOCAL_PRIOR_LOGIT if is_focal else 0.0,

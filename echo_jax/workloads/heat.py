@@ -23,6 +23,7 @@ import scipy.sparse as sparse
 from scipy.sparse.linalg import SuperLU, splu
 
 from echo_jax.config.run import RunSpec
+from echo_jax.config.workloads import MadeData
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.workloads.assembly import make_workload
@@ -35,29 +36,27 @@ _DIFFUSIVITY, _STEP_S, _NUM_STEPS = 0.1, 0.1, 5
 _COLD, _HOT = 100.0, 500.0  # kelvin
 _MEAN, _SCALE = 300.0, 115.0  # of temperatures, in kelvin
 _NUM_PARAMETERS = 6  # five temperatures and the time
-_TRAIN_SEED, _VALIDATION_SEED = 0, 1
 
 
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"loss"``, the mean squared error."""
-    if config.data.source != "solver":
+    data: MadeData = config.data
+    if data.source != "solver":
         raise ValueError(
-            f"data.source={config.data.source!r}: workload 'heat' computes its "
+            f"data.source={data.source!r}: workload 'heat' computes its "
             "examples. Use --config.data.source=solver."
         )
-    train = Simulations(config.data.train_examples, _TRAIN_SEED)
-    validation = Simulations(config.data.eval_examples, _VALIDATION_SEED)
     return make_workload(
         config,
         task_of,
         {},
-        stages=Stages(train, solve),
-        evaluated=Stages(validation, solve),
+        stages=Stages(Simulations(data.train_examples, seed=0), solve),
+        evaluated=Stages(Simulations(data.eval_examples, seed=1), solve),
         keeps_evaluated=True,
         data_metadata={
             "source": "solver: the heat equation, by implicit Euler and a sparse LU",
             "synthetic": True,
-            "train_examples": len(train),
+            "train_examples": data.train_examples,
         },
     )
 

@@ -16,26 +16,17 @@ import jax.numpy as jnp
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import ImageNetModel, PhotographData
 from echo_jax.data.augment import ColourDistortion, Flip, RandomResizedCrop
-from echo_jax.data.images.decode import (
-    DecodeLabelled,
-    Encoded,
-    random_resized_crop,
-    resize_center_crop,
-)
+from echo_jax.data.images.decode import random_resized_crop, resize_center_crop
 from echo_jax.data.images.host_augment import OnImage, flip
 from echo_jax.data.images.host_colour import distort_colours
-from echo_jax.data.pipeline.stages import Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
-from echo_jax.workloads.assembly import augmentations, make_workload, open_splits
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import ImageClassifier
+from echo_jax.workloads.classification import ImageClassifier, make_classifier
 
 # The usual mean and standard deviation of ImageNet's pixels: 0.485, 0.456, 0.406 and
 # 0.229, 0.224, 0.225 of white.
 _PIXEL_MEAN = (123.675, 116.28, 103.53)
 _PIXEL_SCALE = (58.395, 57.12, 57.375)
-
-_MOST_EVAL_THREADS = 16
 
 
 def build(config: RunSpec) -> Workload:
@@ -44,18 +35,16 @@ def build(config: RunSpec) -> Workload:
     size = data.image_size
     # On the host, and on the devices.
     crop = functools.partial(random_resized_crop, size=size)
-    known = {
+    augment = {
         "crop": (OnImage(crop), RandomResizedCrop(size)),
         "flip": (OnImage(flip), Flip()),
         "colour": (OnImage(distort_colours), ColourDistortion()),
     }
-    on_host, on_device = augmentations(config, known)
     if not 0 < size <= data.resize:
         raise ValueError(
             f"data.image_size={size} must be at least 1 and at most "
             f"data.resize={data.resize}; set --config.data.resize={size}."
         )
-    splits = open_splits(config, "images")
     middle = functools.partial(resize_center_crop, size=size, resize=data.resize)
     if "crop" not in data.augment:
         decode = middle
@@ -63,22 +52,14 @@ def build(config: RunSpec) -> Workload:
         decode = functools.partial(middle, size=data.resize)
     else:
         decode = _keep_encoded
-    return make_workload(
+    return make_classifier(
         config,
         task_of,
-        {"classes": splits.evaluation_source.info["classes"]},
-        metric="accuracy",
-        mode="max",
-        stages=Stages(
-            splits.train, DecodeLabelled(splits.decode_record, decode), on_host
-        ),
+        augment=augment,
+        decode=decode,
         # Not kept: 50,000 images of 224 pixels are 7.5 GB.
-        evaluated=Stages(
-            splits.evaluation, DecodeLabelled(splits.decode_record, middle)
-        ),
-        eval_threads=min(os.cpu_count() or 1, _MOST_EVAL_THREADS),
-        augment_on_device=on_device,
-        data_metadata=splits.metadata,
+        decode_evaluated=middle,
+        eval_threads=min(os.cpu_count() or 1, 16),
     )
 
 
@@ -104,5 +85,5 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     )
 
 
-def _keep_encoded(encoded: Encoded) -> Encoded:
+def _keep_encoded(encoded: Any) -> Any:
     return encoded

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from echo_jax.config.run import RunSpec
 from echo_jax.config.workloads import LmModel, TextData
@@ -17,6 +16,9 @@ from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.assembly import limited, make_workload
 from echo_jax.workloads.base import Batch, ModelTask, Sums, Variables, Workload
+
+# Of dropout; None in evaluation.
+Key = jax.Array | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class LanguageModel(ModelTask):
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
         """Returns each window's mean loss, float32[B], and ``tokens_per_update``."""
-        losses = self._token_losses(variables, batch["tokens"], key)
+        losses = self._token_losses(variables, batch, key)
         if "length" not in batch:
             return losses.mean(axis=-1), {}, {"tokens_per_update": (losses.size, 1)}
         real = _is_real(batch, losses)
@@ -52,7 +54,7 @@ class LanguageModel(ModelTask):
 
     def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns the loss as (sum over the tokens of windows with mask 1, tokens)."""
-        losses = self._token_losses(variables, batch["tokens"], None)
+        losses = self._token_losses(variables, batch, None)
         real, mask = _is_real(batch, losses), batch["mask"]
         total = ((losses * real).sum(axis=-1) * mask).sum()
         return {"loss": (total, (real.sum(axis=-1) * mask).sum())}
@@ -75,26 +77,20 @@ class LanguageModel(ModelTask):
             derived["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return derived
 
-    def _token_losses(
-        self, variables: Variables, tokens: ArrayLike, dropout_key: jax.Array | None
-    ) -> jax.Array:
-        tokens = jnp.asarray(tokens, jnp.int32)
-        logits = self._logits(variables, tokens[:, :-1], dropout_key)
+    def _token_losses(self, variables: Variables, batch: Batch, key: Key) -> jax.Array:
+        tokens = jnp.asarray(batch["tokens"], jnp.int32)
+        logits = self._logits(variables, tokens[:, :-1], key)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
 
-    def _logits(
-        self, variables: Variables, tokens: jax.Array, dropout_key: jax.Array | None
-    ) -> jax.Array:
+    def _logits(self, variables: Variables, tokens: jax.Array, key: Key) -> jax.Array:
         """Returns the logits of every next token, float32[B, T, V]."""
-        segments = None
-        if self.eod is not None:
-            segments = (tokens == self.eod).cumsum(axis=1)
+        ends = None if self.eod is None else tokens == self.eod
         logits: Any = self.model.apply(
             variables,
             tokens,
-            train=dropout_key is not None,
-            segments=segments,
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
+            train=key is not None,
+            segments=None if ends is None else ends.cumsum(axis=1),
+            rngs=None if key is None else {"dropout": key},
         )
         return logits
 

@@ -7,14 +7,7 @@ import jax.numpy as jnp
 
 from echo_jax.config.run import RunSpec
 from echo_jax.data.pipeline.stages import Stages
-from echo_jax.data.sources.shapes import (
-    CLASS_NAMES,
-    IMAGE_SIZE,
-    ShapeRecords,
-    augment_shape,
-    augment_shapes,
-    decode_shape,
-)
+from echo_jax.data.sources import shapes
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Workload
@@ -28,7 +21,6 @@ _VALIDATION_IMAGES = 2048
 _PIXEL_MEAN, _PIXEL_SCALE = (127.5, 127.5, 127.5), (73.6, 73.6, 73.6)
 
 
-# Drawing an image takes about 0.2 ms.
 def build(config: RunSpec) -> Workload:
     """Builds the workload; its metric is ``"accuracy"``, a fraction."""
     if config.data.source != "synthetic":
@@ -36,22 +28,22 @@ def build(config: RunSpec) -> Workload:
             f"data.source={config.data.source!r}: workload 'shapes' draws its images; "
             "use --config.data.source=synthetic."
         )
-    train = ShapeRecords(config.data.train_examples, _TRAIN_SEED)
-    validation = ShapeRecords(_VALIDATION_IMAGES, _VALIDATION_SEED)
+    train = shapes.ShapeRecords(config.data.train_examples, _TRAIN_SEED)
+    validation = shapes.ShapeRecords(_VALIDATION_IMAGES, _VALIDATION_SEED)
     return make_workload(
         config,
         task_of,
-        {"classes": list(CLASS_NAMES)},
+        {"classes": list(shapes.CLASS_NAMES)},
         metric="accuracy",
         mode="max",
-        stages=Stages(train, decode_shape, augment_shape),
-        evaluated=Stages(validation, decode_shape),
+        stages=Stages(train, shapes.decode_shape, shapes.augment_shape),
+        evaluated=Stages(validation, shapes.decode_shape),
         keeps_evaluated=True,
-        augment_on_device=augment_shapes,
+        augment_on_device=shapes.augment_shapes,
         data_metadata={
             "source": "synthetic: shapes drawn by echo_jax.data.sources.shapes",
             "synthetic": True,
-            "classes": list(CLASS_NAMES),
+            "classes": list(shapes.CLASS_NAMES),
             "train": train.metadata(),
             "validation": validation.metadata(),
         },
@@ -63,4 +55,4 @@ def task_of(config: RunSpec, task_info: Mapping[str, Any]) -> ImageClassifier:
     sizes, num_classes = config.model, len(task_info["classes"])
     dtype = jnp.dtype(config.precision.compute)
     model = ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
-    return ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE)
+    return ImageClassifier(model, shapes.IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE)

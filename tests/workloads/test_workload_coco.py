@@ -42,23 +42,21 @@ ANCHORS = np.float32(
 
 def targets_of(labels, num_anchors=8):
     """Targets whose first boxes are matched with these labels, at offset 0."""
-    is_matched = np.arange(num_anchors) < len(labels)
-    padded = np.zeros(num_anchors, np.int32)
+    padded = np.full(num_anchors, -1, np.int32)
     padded[: len(labels)] = labels
-    return coco.Targets(np.zeros((num_anchors, 4), np.float32), padded, is_matched)
+    return np.zeros((num_anchors, 4), np.float32), padded
 
 
 def test_targets_are_the_code_of_the_matched_objects():
     boxes = np.float32([[0.5, 0.6, 0.9, 1.0], [0.1, 0.0, 0.6, 0.5], [0.0] * 4])
     mask = np.array([True, True, False])
-    targets = targets_for(boxes, np.array([4, 7, 0]), mask, ANCHORS)
-    assert targets.is_matched.tolist() == [True, False, False, True]
-    assert np.asarray(targets.labels)[[0, 3]].tolist() == [7, 4]
+    offsets, labels = targets_for(boxes, np.array([4, 7, 0]), mask, ANCHORS)
+    assert labels.tolist() == [7, -1, -1, 4]
     for anchor, row in ((0, 1), (3, 0)):
         wanted = encode_boxes(boxes[row], ANCHORS[anchor])
-        np.testing.assert_allclose(targets.offsets[anchor], wanted, atol=1e-5)
+        np.testing.assert_allclose(offsets[anchor], wanted, atol=1e-5)
     # Padding has no size, whose logarithm is infinite: it must not get in.
-    assert not np.asarray(targets.offsets)[1:3].any()
+    assert not np.asarray(offsets)[1:3].any()
 
 
 def test_multibox_loss_by_hand():
