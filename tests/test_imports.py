@@ -30,8 +30,7 @@ ALLOWED = {
     "echo": "echo",
     "files": "files terminal.notes terminal.printable",
     "lazy": "",
-    "inference": "config data.prepare files "
-    "inference studies.figures studies.page training workloads",
+    "inference": "config data.prepare files inference studies.page training workloads",
     "models": "models",
     "runs": "arms config files inference.examples "
     "searches.making searches.trials searches.workers terminal.notes training "

@@ -13,7 +13,6 @@ from etils import epath
 from rich.table import Table
 
 from echo_jax.cli.command_end import add_number, path_argument
-from echo_jax.cli.report_command import check_drawing
 from echo_jax.data.plain_text import EncodingError, read_text
 from echo_jax.files.folders import run_folder, typed_path, write
 from echo_jax.terminal.countdown import Countdown
@@ -134,8 +133,6 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
 
 def run_evaluate(args: argparse.Namespace) -> list[Any]:
     """Evaluates a run; returns the objects to print."""
-    if args.report is not None:
-        check_drawing()
     # Imported here and below: they import jax.
     from echo_jax.inference.evaluate import evaluate_run
     from echo_jax.inference.run import load_run

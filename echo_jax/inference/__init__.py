@@ -9,6 +9,6 @@ __getattr__ = door(
         "export": ["export_run"],
         "report": ["write_evaluation"],
         "pictures": ["draw_boxes"],
-        "run": ["Generator", "TrainedRun", "load_run"],
+        "run": ["TrainedRun", "load_run"],
     },
 )

@@ -9,7 +9,7 @@ from jax import export
 
 from echo_jax.files.folders import run_file, write
 from echo_jax.inference.run import TrainedRun
-from echo_jax.training.saving.weights import SUFFIX, write_weights
+from echo_jax.training.saving.weights import write_weights
 
 KINDS = ("safetensors", "stablehlo")
 """What a run can be exported to."""
@@ -49,15 +49,11 @@ def export_run(
     """
     if to not in KINDS:
         raise ValueError(f"to={to!r} is unknown; use one of {', '.join(KINDS)}")
-    suffix = SUFFIX if to == "safetensors" else ".stablehlo"
-    file = run_file(path) if path else run.workdir / f"model{suffix}"
+    file = run_file(path) if path else run.workdir / f"model.{to}"
     if to == "safetensors":
-        metadata = {
-            "config": run.config.to_dict(),
-            "task": dict(run.task_info),
-            "update": run.update,
-        }
-        write_weights(file, run.variables, metadata)
+        about = {"task": dict(run.task_info), "update": run.update}
+        about["config"] = run.config.to_dict()
+        write_weights(file, run.variables, about)
     else:
         write(file, _program(run))
     return file

@@ -1,22 +1,19 @@
 """The page of an evaluation: confusion matrix, detections, or texts."""
 
 import html
-import io
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from etils import epath
-from matplotlib.figure import Figure
 from PIL import Image
 
 from echo_jax.files.folders import run_folder, write
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun
-from echo_jax.studies.figures import own_style
-from echo_jax.studies.page import figure, page, table
+from echo_jax.studies.page import page, table
 
 # A larger matrix is not readable.
 _MOST_CLASSES = 30
@@ -82,7 +79,7 @@ def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
             pictures.append(embedded(png_of(images[row]), _PICTURE_PIXELS, said))
     yield "<h2>Which class was taken for which</h2>"
     if len(run.classes) <= _MOST_CLASSES:
-        yield figure(_matrix(counts, run.classes))
+        yield _matrix(counts, run.classes)
     yield table(("is", "taken for", "images"), _confused(counts, run.classes), texts=2)
     yield "<h2>The first images</h2>"
     yield f"<div>{''.join(pictures)}</div>"
@@ -97,26 +94,18 @@ def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, 
             yield names[label], names[taken], f"{wrong[label, taken]:,} of {of:,}"
 
 
-# A dollar sign in a class's name does not start a formula.
-@own_style({"text.parse_math": False})
 def _matrix(counts: np.ndarray, names: list[str]) -> str:
+    """Returns a table of the percent of each class's images, shaded."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = 3 + 0.35 * len(names)
-    drawing = Figure(figsize=(size, size), layout="constrained")
-    axes = drawing.add_subplot()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
-    title = "Percent of the images of each class"
-    axes.set(xlabel="taken for", ylabel="is", title=title)
-    for (row, column), share in np.ndenumerate(shares):
-        if share >= 0.005:
-            colour = "white" if share > 0.5 else "black"
-            text = f"{100 * share:.0f}"
-            axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
-    text_file = io.StringIO()
-    drawing.savefig(text_file, format="svg")
-    return text_file.getvalue()
+    names = [html.escape(name) for name in names]
+    heads = (f'<th style="writing-mode: vertical-rl">{name}</th>' for name in names)
+    rows = ["<th>is, and % taken for</th>" + "".join(heads)]
+    cell = '<td style="background: rgb(31 119 180 / {0:.2f})">{1:.0f}</td>'
+    for name, row in zip(names, shares.tolist(), strict=True):
+        cells = (cell.format(share, 100 * share) for share in row)
+        rows.append(f"<th>{name}</th>{''.join(cells)}")
+    table_rows = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<div class="scroll"><table>{table_rows}</table></div>'
 
 
 def _detections(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:

@@ -24,60 +24,7 @@ from echo_jax.workloads import make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel
 
-__all__ = ["Generator", "Input", "TrainedRun", "load_run"]
-
-
-# Each token is computed from the last T tokens without a cache. So a text may grow
-# beyond T, and one program serves all lengths. Tokens from `vocab` on are never drawn.
-@dataclass(frozen=True, eq=False)
-class Generator:
-    """Continues sequences of tokens; `eod` ends a document."""
-
-    task: LanguageModel
-    variables: Variables
-    vocab: int
-    eod: int | None
-
-    # Temperature 0 takes the likeliest token. The draws for a prompt depend on `seed`
-    # and on the prompt's index.
-    def __call__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_tokens: int,
-        *,
-        temperature: float,
-        seed: int,
-    ) -> list[list[int]]:
-        """Returns the continuation of each prompt, up to the end of the document."""
-        if num_tokens < 1:
-            raise ValueError(f"tokens={num_tokens} must be at least 1")
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature={temperature} must be at least 0")
-        start = [] if self.eod is None else [self.eod]
-        rows = [[*start, *prompt] for prompt in prompts]
-        if not all(rows):
-            raise ValueError(
-                "an empty text cannot be continued by a model that knows no beginning "
-                "of a document; begin it with a word"
-            )
-        begun, length = [len(row) for row in rows], self.task.model.max_len
-        key = call_with_host_arrays(jax.random.key, seed)
-        program = functools.partial(_next_jitted, self.task, self.vocab)
-        is_open = [True] * len(rows)
-        for number in range(num_tokens):
-            if not any(is_open):
-                break
-            windows = [row[-length:] for row in rows]
-            filled = [each + [0] * (length - len(each)) for each in windows]
-            tokens = np.array(filled, np.int32)
-            lengths = np.array([len(window) for window in windows], np.int32)
-            asked = tokens, lengths, key, number, float(temperature)
-            drawn = call_with_host_arrays(program, self.variables, *asked)
-            for index, token in enumerate(jax.device_get(drawn).tolist()):
-                is_open[index] &= token != self.eod
-                if is_open[index]:
-                    rows[index].append(token)
-        return [row[at:] for row, at in zip(rows, begun, strict=True)]
+__all__ = ["Input", "TrainedRun", "load_run"]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -191,18 +138,14 @@ class TrainedRun:
         if isinstance(batch, Mapping):
             return self._compute(batch)
         _refuse_single(batch)
-        parts = []
-        rows = min(len(batch), self.config.batch_size) or 1
+        rows, parts = min(len(batch), self.config.batch_size) or 1, []
         for start in range(0, len(batch) or 1, rows):
-            inputs = batch[start : start + rows]
+            read = self.read(batch[start : start + rows]).items()
             # The last batch is padded, so that it needs no other compilation.
-            filled = {
-                name: np.resize(array, (rows, *array.shape[1:]))
-                for name, array in self.read(inputs).items()
-            }
-            computed = self._compute(filled)
-            parts.append({name: x[: len(inputs)] for name, x in computed.items()})
-        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+            filled = {name: np.resize(x, (rows, *x.shape[1:])) for name, x in read}
+            parts.append(self._compute(filled))
+        whole = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        return {name: x[: len(batch)] for name, x in whole.items()}
 
     def generate(
         self,
@@ -212,7 +155,7 @@ class TrainedRun:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> list[str]:
-        """Continues texts, token by token; see `Generator`.
+        """Continues texts, token by token.
 
         Args:
           prompts: The texts.
@@ -229,15 +172,56 @@ class TrainedRun:
             single prompt instead of a list.
         """
         _refuse_single(prompts)
-        if not isinstance(self.task, LanguageModel):
+        if not self.is_of_text:
             raise ValueError(
                 f"{self.workdir} was trained on images, and continues no text"
             )
-        vocab, eod = self.task_info["vocab"], self.task_info["eod"]
-        generator = Generator(self.task, self.variables, vocab, eod)
         encoded = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
-        added = generator(encoded, tokens, temperature=temperature, seed=seed)
+        added = self.continue_tokens(
+            encoded, tokens, temperature=temperature, seed=seed
+        )
         return [self.tokenizer.decode(each) for each in added]
+
+    # Each token is computed from the last T tokens without a cache. So a text may grow
+    # beyond T, and one program serves all lengths. The draws for a prompt depend on
+    # `seed` and on the prompt's index. Tokens outside the vocabulary are never drawn.
+    def continue_tokens(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        *,
+        temperature: float,
+        seed: int,
+    ) -> list[list[int]]:
+        """Returns the tokens that continue each sequence; see `generate`."""
+        if num_tokens < 1:
+            raise ValueError(f"tokens={num_tokens} must be at least 1")
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be at least 0")
+        vocab, eod = self.task_info["vocab"], self.task_info["eod"]
+        start = [] if eod is None else [eod]
+        rows = [[*start, *prompt] for prompt in prompts]
+        if not all(rows):
+            raise ValueError(
+                "an empty text cannot be continued by a model that knows no beginning "
+                "of a document; begin it with a word"
+            )
+        begun = [len(row) for row in rows]
+        length = cast(LanguageModel, self.task).model.max_len
+        key = call_with_host_arrays(jax.random.key, seed)
+        program = functools.partial(_next_jitted, self.task, vocab)
+        is_open = [True] * len(rows)
+        for number in range(num_tokens):
+            if not any(is_open):
+                break
+            windows = _padded([row[-length:] for row in rows], length)
+            asked = *windows, key, number, float(temperature)
+            drawn = call_with_host_arrays(program, self.variables, *asked)
+            for index, token in enumerate(jax.device_get(drawn).tolist()):
+                is_open[index] &= token != eod
+                if is_open[index]:
+                    rows[index].append(token)
+        return [row[at:] for row, at in zip(rows, begun, strict=True)]
 
     @functools.cached_property
     def _jitted(self) -> Any:
@@ -258,19 +242,26 @@ class TrainedRun:
 
     def _read_texts(self, texts: Sequence[Input]) -> Batch:
         length = cast(LanguageModel, self.task).model.max_len
-        tokens = np.zeros((len(texts), length), np.int32)
-        lengths = np.zeros(len(texts), np.int32)
-        for row, text in enumerate(texts):
+        rows = []
+        for text in texts:
             if not isinstance(text, str):
                 raise ValueError(f"{text!r:.60} is no text; give str")
-            encoded = self.tokenizer.encode(text)
-            if len(encoded) > length:
+            rows.append(self.tokenizer.encode(text))
+            if len(rows[-1]) > length:
                 raise ValueError(
-                    f"a text of {len(encoded)} tokens is longer than the model's "
+                    f"a text of {len(rows[-1])} tokens is longer than the model's "
                     f"{length}; give parts of it"
                 )
-            tokens[row, : len(encoded)], lengths[row] = encoded, len(encoded)
+        tokens, lengths = _padded(rows, length)
         return {"tokens": tokens, "length": lengths}
+
+
+def _padded(rows: Sequence[Any], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of tokens with zeros after their ends, and how long they were."""
+    tokens = np.zeros((len(rows), length), np.int32)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return tokens, np.array([len(row) for row in rows], np.int32)
 
 
 def class_names(task_info: Mapping[str, Any]) -> list[str]:
@@ -318,22 +309,10 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
         raise DamagedFileError(folder / TASK_FILE, what) from error
     update, model = read_model(folder, update)
     variables = model.variables
-    if _shapes(variables) != _shapes(wanted):
+    if jax.tree.map(np.shape, variables) != jax.tree.map(np.shape, wanted):
         what = "the checkpoint holds another model"
         raise DamagedFileError(folder / "config.json", what)
-    return TrainedRun(
-        workdir=folder,
-        config=config,
-        update=update,
-        task=task,
-        variables=variables,
-        task_info=info,
-        task_files=files,
-    )
-
-
-def _shapes(variables: Variables) -> dict[Any, tuple[int, ...]]:
-    return {path: x.shape for path, x in jax.tree.leaves_with_path(variables)}
+    return TrainedRun(folder, config, update, task, variables, info, files)
 
 
 def _refuse_single(inputs: Any) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import cv2
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -22,7 +21,7 @@ import echo_jax as ej
 from echo_jax.data.prepare import SubwordTokenizer
 from echo_jax.data.sources import CLASS_NAMES
 from echo_jax.files import DamagedFileError, run_folder, write_json
-from echo_jax.inference import Generator, evaluate_run, write_evaluation
+from echo_jax.inference import TrainedRun, evaluate_run, write_evaluation
 from echo_jax.models import Transformer
 from echo_jax.runs import run_train
 from echo_jax.training.saving import params_sha256
@@ -287,12 +286,17 @@ def always(untrained, token):
     return {"params": params}
 
 
+def continued(variables, prompts, count, *, vocab=VOCAB, eod=None, **drawn):
+    info = {"vocab": vocab, "eod": eod}
+    run = TrainedRun("", None, 0, TASK, variables, info, {})
+    return run.continue_tokens(prompts, count, **drawn)
+
+
 @pytest.mark.usefixtures("compiled_soon")
 def test_the_likeliest_token_is_that_of_the_whole_text_alone(untrained):
     """By an independent way: one text, no padding, the last T tokens."""
     prompts = [[1], [5] * T, [*range(VOCAB)]]
-    generate = Generator(TASK, untrained, VOCAB, None)
-    found = generate(prompts, 3, temperature=0.0, seed=0)
+    found = continued(untrained, prompts, 3, temperature=0.0, seed=0)
     for text, added in zip(prompts, found, strict=True):
         assert len(added) == 3
         for token in added:
@@ -303,9 +307,9 @@ def test_the_likeliest_token_is_that_of_the_whole_text_alone(untrained):
 
 @pytest.mark.usefixtures("compiled_soon")
 def test_what_is_drawn_follows_the_probabilities_and_the_seed(untrained):
-    generate = Generator(TASK, untrained, VOCAB, None)
+    many = [[1, 2]] * 2000
     drawn, again, other = (
-        np.array(generate([[1, 2]] * 2000, 1, temperature=1.0, seed=seed))[:, 0]
+        np.array(continued(untrained, many, 1, temperature=1.0, seed=seed))[:, 0]
         for seed in (5, 5, 6)
     )
     wanted = np.asarray(jax.nn.softmax(logits_of(untrained, jnp.asarray([1, 2]))))
@@ -319,9 +323,10 @@ def test_what_is_drawn_follows_the_probabilities_and_the_seed(untrained):
 def test_the_end_of_a_document_and_tokens_that_nothing_knows_are_left_out(untrained):
     fours, sixes = always(untrained, 4), always(untrained, 6)
     drawn = {"temperature": 0.0, "seed": 0}
-    assert Generator(TASK, fours, VOCAB, 4)([[1], []], 3, **drawn) == [[], []]
-    assert Generator(TASK, sixes, VOCAB, 4)([[1], []], 3, **drawn) == [[6] * 3] * 2
-    known = Generator(TASK, sixes, 3, None)([[1], [2]], 40, temperature=1.0, seed=0)
+    assert continued(fours, [[1], []], 3, eod=4, **drawn) == [[], []]
+    assert continued(sixes, [[1], []], 3, eod=4, **drawn) == [[6] * 3] * 2
+    drawn["temperature"] = 1.0
+    known = continued(sixes, [[1], [2]], 40, vocab=3, **drawn)
     assert np.array(known).max() < 3
 
 
@@ -345,8 +350,7 @@ def page_of(run, folder, **options):
 
 def test_a_classifier_shows_what_it_confused_and_its_first_images(shapes_run, tmp_path):
     run = ej.load_run(shapes_run[0])
-    with mpl.rc_context({"text.usetex": True}):  # As a matplotlibrc may have it.
-        page = page_of(run, tmp_path / "report")
+    page = page_of(run, tmp_path / "report")
     labels, taken, images = [], [], []
     for batch in build(run.config).eval_batches():
         is_real = batch["mask"] > 0
@@ -362,6 +366,12 @@ def test_a_classifier_shows_what_it_confused_and_its_first_images(shapes_run, tm
         for a, b in pairs
         if a != b
     }
+    shaded = re.findall(r"<tr><th>([^<]*)</th>((?:<td[^>]*>[^<]*</td>)+)</tr>", page)
+    assert [name for name, _ in shaded] == run.classes
+    for name, row in shaded:
+        of_each = [pairs.count((name, b)) for b in run.classes]
+        percents = 100 * (np.array(of_each) / max(labels.count(name), 1))
+        assert re.findall(r">(\d+)<", row) == [f"{x:.0f}" for x in percents]
     drawn = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert len(drawn) == 12
     for data, image in zip(drawn, images, strict=False):
