@@ -18,8 +18,8 @@ from benchmarks.published_tables import FACTORS, Studies, in_words, write_tables
 from benchmarks.worth import read_points, write_worth
 from echo_jax.cli.command_end import path_argument
 from echo_jax.searches.comparison import is_searched, read_search
-from echo_jax.searches.fastest import best_arms, write_best_arms
-from echo_jax.searches.table import headings, notes, rows, write_search_report
+from echo_jax.searches.fastest import best_arms, fastest_report
+from echo_jax.searches.table import search_report
 from echo_jax.studies import page, read_study
 
 _TITLE = "What echoing is worth, with every variant tuned"
@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with progress_bar() as bar:
         for folder in bar.track(folders, description="studies"):
             studies[folder.name] = search = read_search(folder)
-            write_search_report(search, workdir / folder.name)
+            search_report(search).write(workdir / folder.name)
             _publish(workdir / folder.name, folder)
         found = [(studies[name], best_arms(studies[name])) for name in FACTORS]
         clocked = [
             read_study(path) for path in sorted(results.glob("seconds/R*_seed*"))
         ]
-        write_best_arms(found, workdir / "best", clocked=clocked)
+        fastest_report(found, clocked=clocked).write(workdir / "best")
         _publish(workdir / "best", results / "best")
         write_worth(read_points(results / "worth"), workdir / "worth")
         _publish(workdir / "worth", results / "worth")
@@ -85,13 +85,11 @@ def _report(studies: Studies, workdir: Path) -> str:
     for name, search in studies.items():
         title = html.escape(f"{name}: {search.name}")
         parts += [f"<h2>{title}</h2>", page.items([search.setting])]
-        parts += _figures(workdir / name)
-        parts += [page.table(headings(search), rows(search), texts=2)]
-        parts += [page.items(notes(search))]
+        parts += search_report(search).html(_svgs(workdir / name))
     parts += ["<h2>Which arm is the fastest at which R</h2>"]
-    parts += _figures(workdir / "best")
+    parts += map(page.figure, _svgs(workdir / "best"))
     parts += ["<h2>Predicted and measured worth of a repeat</h2>"]
-    parts += _figures(workdir / "worth")
+    parts += map(page.figure, _svgs(workdir / "worth"))
     return page.page(_TITLE, "", parts)
 
 
@@ -109,9 +107,9 @@ def _prediction_rows(studies: Studies) -> list[tuple[str, ...]]:
     return rows
 
 
-def _figures(folder: Path) -> list[str]:
+def _svgs(folder: Path) -> list[str]:
     paths = sorted(folder.glob("*.svg"))
-    return [page.figure(path.read_text(encoding="utf-8")) for path in paths]
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 if __name__ == "__main__":

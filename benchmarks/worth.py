@@ -32,8 +32,8 @@ from echo_jax.echo.instrument.rates import mean_worth
 from echo_jax.searches.comparison import ArmResult, read_search
 from echo_jax.searches.statistics import relative_seconds
 from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn
+from echo_jax.studies.report import Report
 from echo_jax.studies.runs import BASELINE, Run, read_run
-from echo_jax.studies.table import write_table
 from echo_jax.training import train
 from echo_jax.workloads import build
 
@@ -329,8 +329,9 @@ def write_worth(points: Sequence[Point], folder: Path) -> None:
         for point in points
     ]
     title = "What a repeat is worth: predicted and measured"
-    all_headings = (*headings, *PREDICTORS.values())
-    write_table(folder / "table.md", title, all_headings, rows, notes)
+    headings = (*headings, *PREDICTORS.values())
+    report = Report(title=title, headings=headings, rows=rows, notes=notes)
+    (folder / "table.md").write_text(report.markdown())
     write_drawn(lambda: _draw(points), folder / "worth")
 
 

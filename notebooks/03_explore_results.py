@@ -59,11 +59,11 @@ from etils import epath
 from IPython.display import Image, Markdown, display
 
 from echo_jax.searches.comparison import read_search
-from echo_jax.searches.figures import write_search_figures
 from echo_jax.searches.statistics import relative_seconds
+from echo_jax.searches.table import search_report
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import read_study
-from echo_jax.studies.table import arm_rows, write_markdown
+from echo_jax.studies.table import arm_rows, study_report
 
 # Where the published runs lie: a folder, or gs://BUCKET/FOLDER; by default `results`,
 # here or above, as in a checkout.
@@ -141,8 +141,7 @@ display(Image(str(png)))
 # The same as a table:
 
 # %%
-write_markdown(study, OUT / "table.md")
-display(Markdown((OUT / "table.md").read_text()))
+display(Markdown(study_report(study).markdown()))
 
 # %% [markdown]
 # ## Many arms
@@ -251,7 +250,7 @@ plt.show()
 # around the best of each:
 
 # %%
-write_search_figures(search, OUT / "s2_32")
+search_report(search).write(OUT / "s2_32")
 display(Image(str(OUT / "s2_32" / "trials.png")))
 
 # %% [markdown]
@@ -321,8 +320,7 @@ run_study(config, OUT / "study")
 
 # %%
 own = read_study(OUT / "study")
-write_markdown(own, OUT / "study/table.md")
-display(Markdown((OUT / "study/table.md").read_text()))
+display(Markdown(study_report(own).markdown()))
 
 # %% [markdown]
 # ## A run again
@@ -349,5 +347,5 @@ for name in ("study/adaptive", "again"):
     )
 
 # %% [markdown]
-# `echo_jax.studies.report.write_report` writes table, figure and a `report.html` that
+# `study_report(study).write(FOLDER)` writes table, figure and a `report.html` that
 # opens offline; so does `echo-jax report FOLDER`, also of runs that belong to no study.

@@ -251,7 +251,7 @@ def test_imports_are_light_and_need_no_extra():
 @pytest.mark.slow
 def test_reports_and_workers_are_imported_without_jax():
     program = """import sys
-import echo_jax.studies.report, echo_jax.searches.table, echo_jax.searches.workers
+import echo_jax.studies.table, echo_jax.searches.table, echo_jax.searches.workers
 print(*sys.modules)"""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

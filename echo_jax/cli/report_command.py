@@ -130,44 +130,44 @@ def check_drawing() -> None:
 
 @_refused_studies()
 def show(folders: Sequence[epath.Path], workdir: epath.Path) -> int:
-    """Prints the table of a study or of runs; writes it with figure and report."""
+    """Prints the table of a study or of runs; writes it with figure and page."""
     check_drawing()
-    from echo_jax.searches.comparison import is_searched, read_search
-    from echo_jax.searches.fastest import best_arms, best_arms_table, write_best_arms
-    from echo_jax.searches.table import search_table, write_search_report
-    from echo_jax.studies.report import write_report
-    from echo_jax.studies.seeds import read_seeds, seeds_table, write_seeds_report
-    from echo_jax.studies.table import terminal_table
+    report = _report(folders)
+    files = report.write(workdir)
+    return _shown([report], files[0], files[-1])
 
-    if len(folders) == 1 and is_searched(folders[0]):
-        search = read_search(folders[0])
-        report = write_search_report(search, workdir)
-        return _shown(search_table(search), workdir / "curves.png", report)
+
+def _report(folders: Sequence[epath.Path]) -> Any:
+    """Returns the report on folders, which depends on what they hold."""
+    from echo_jax.searches.comparison import is_searched, read_search
+    from echo_jax.searches.fastest import best_arms, fastest_report
+    from echo_jax.searches.table import search_report
+    from echo_jax.studies.seeds import read_seeds, seeds_report
+    from echo_jax.studies.table import study_report
+
     are_studies = [(folder / "study.json").exists() for folder in folders]
     searched = [folder for folder in folders if is_searched(folder)]
+    if searched and len(folders) == 1:
+        return search_report(read_search(folders[0]))
     if searched and all(are_studies):
         found = [(each, best_arms(each)) for each in map(read_search, searched)]
         clocked = [read_study(each) for each in folders if each not in searched]
-        files = write_best_arms(found, workdir, clocked=clocked)
-        return _shown(best_arms_table(found), *files)
+        return fastest_report(found, clocked=clocked)
     if len(folders) > 1 and all(are_studies):
-        seeds = read_seeds(folders)
-        files = write_seeds_report(seeds, workdir)
-        return _shown(seeds_table(seeds), *files)
+        return seeds_report(read_seeds(folders))
     study = read_study(folders[0]) if are_studies == [True] else read_runs(folders)
-    report = write_report(study, workdir)
-    return _shown(terminal_table(study), workdir / "figure.png", report)
+    return study_report(study)
 
 
 @_refused_studies()
 def _show_scaling(folders: Sequence[epath.Path], workdir: epath.Path) -> int:
     """Prints throughput by devices; writes it with its figure."""
     check_drawing()
-    from echo_jax.studies.scaling import read_scaling, terminal_tables, write_scaling
+    from echo_jax.studies.scaling import read_scaling, scaling_reports, write_scaling
 
     groups = read_scaling(folders)
     files = write_scaling(groups, workdir)
-    return _shown(terminal_tables(groups), *files)
+    return _shown(scaling_reports(groups), *files)
 
 
 def _show_examples(args: argparse.Namespace) -> int:
@@ -186,9 +186,10 @@ def _show_examples(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(table: Any, *files: epath.Path) -> int:
-    """Prints a table and its files."""
+def _shown(reports: Sequence[Any], *files: epath.Path) -> int:
+    """Prints the tables of reports, and the files that were written."""
     rich.print()
-    rich.print(table)
+    for report in reports:
+        rich.print(report.terminal())
     print("", *map(printable, files), sep="\n")
     return 0

@@ -6,12 +6,12 @@ __getattr__ = door(
     __name__,
     {
         "comparison": ["ArmResult", "Searched", "is_searched", "read_search"],
-        "fastest": ["best_arms", "best_arms_table", "speedup_by_clock"],
-        "figures": ["mean_points", "write_search_figures"],
+        "fastest": ["best_arms", "fastest_report", "speedup_by_clock"],
+        "figures": ["mean_points"],
         "making": ["make_trials", "num_missing", "refuse_other_falsifiers"],
         "space": ["Axis", "Space"],
         "statistics": ["Interval", "expected_best", "mean_interval"],
-        "table": ["write_search_markdown"],
+        "table": ["search_report"],
         "trials": [
             "Protocol",
             "Trial",

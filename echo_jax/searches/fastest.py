@@ -1,33 +1,29 @@
 """Finds the fastest arm for each R, in one or several studies that searched."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-from rich.table import Table
 
-from echo_jax.files.folders import run_folder, write
-from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Search, log_speedups
 from echo_jax.searches.statistics import Interval, mean_interval
 from echo_jax.studies import page
-from echo_jax.studies.figures import COLOURS, write_drawn
+from echo_jax.studies.figures import COLOURS
+from echo_jax.studies.report import Report
 from echo_jax.studies.runs import BASELINE, Study, StudyError
-from echo_jax.studies.table import in_terminal, write_table
 
 _RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 _TITLE = "Which arm is the fastest at which R"
-_HEADINGS = ("study", "fastest", "R", "times as fast as the baseline", "as fast")
+_HEADINGS = ("study", "fastest", "R", "speedup", "as fast")
 _NOTES = (
     "R: the steps that a fresh batch takes. Seconds by arithmetic from the counts of "
     "fresh examples and updates, if loading and training go on at the same time.",
     "In brackets 95 % intervals (BCa bootstrap over searches and streams, as long as "
     "Student's). The fastest is chosen on the streams that its interval is from.",
+    "Speedup: the baseline's seconds over those of the fastest.",
     "As fast: arms that nobody can tell from the fastest, whose intervals beside it "
     "hold 1.",
 )
@@ -81,34 +77,20 @@ def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
     return max(found, key=lambda each: each[1].mean())
 
 
-def best_arms_table(found: Found) -> Table:
-    """Returns the table for a terminal."""
-    rows, before = [], ""
-    for study, *cells in _rows(found):
-        rows.append((study if study != before else "", *cells))
-        before = study
-    return in_terminal(_TITLE, _HEADINGS, rows, _notes(found), words=2)
-
-
 # `clocked` studies trained each arm once to a target with measured seconds. Their
 # fastest arms become points of the figure.
-def write_best_arms(
-    found: Found, folder: str | os.PathLike[str], *, clocked: Sequence[Study] = ()
-) -> list[epath.Path]:
-    """Writes table, figure and page; returns the paths of the PNG and of the page."""
-    folder = run_folder(folder)
-    rows, notes, points = _rows(found), _notes(found), [*map(speedup_by_clock, clocked)]
-    with FolderLock(folder, name=REPORT_LOCK_NAME):
-        write_table(folder / "table.md", _TITLE, _HEADINGS, rows, notes)
-        png, svg = write_drawn(lambda: _draw(found, points), folder / "best")
-        parts = [
-            page.figure(svg.read_bytes().decode()),
-            page.table(_HEADINGS, rows, texts=2),
-            page.items([*notes, *(f"{s.name}: {s.setting}." for s, _ in found)]),
-        ]
-        report = folder / "report.html"
-        write(report, page.page(_TITLE, "", parts))
-    return [png, report]
+def fastest_report(found: Found, *, clocked: Sequence[Study] = ()) -> Report:
+    """Returns the report on the fastest arms."""
+    points = [*map(speedup_by_clock, clocked)]
+    settings = page.items(f"{search.name}: {search.setting}." for search, _ in found)
+    return Report(
+        title=_TITLE,
+        headings=_HEADINGS,
+        rows=_rows(found),
+        notes=_notes(found),
+        figures={"best": lambda: _draw(found, points)},
+        details=lambda folder: [settings],
+    )
 
 
 def _rows(found: Found) -> list[tuple[str, ...]]:

@@ -2,12 +2,10 @@
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,11 +17,10 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from echo_jax.files.folders import run_folder
 from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
 from echo_jax.searches.trials import crossing
-from echo_jax.studies.figures import COLOURS, MARKERS, mean_curve, write_drawn
+from echo_jax.studies.figures import COLOURS, MARKERS, mean_curve
 from echo_jax.studies.runs import BASELINE
 
 _RATIO = 4  # R of the seconds that are drawn
@@ -40,22 +37,14 @@ _Cost = Callable[[float, float], float]
 # ``curves``: the metric of every stream against fresh examples, updates and seconds.
 # ``ratios``: each arm's cost over the baseline's, with published values.
 # ``trials``: each trial's cost by the field searched over most orders of magnitude.
-def write_search_figures(
-    search: Search, folder: str | os.PathLike[str]
-) -> list[epath.Path]:
-    """Writes each figure of a study as PNG and SVG; returns the paths of the SVGs."""
-    drawn: list[tuple[str, Callable[[Search], Figure]]] = [("curves", _curves)]
+def search_figures(search: Search) -> dict[str, Callable[[], Figure]]:
+    """Returns the functions that draw the figures of a study, by the figures' names."""
+    drawn = {"curves": _curves}
     if any(arm.fresh or arm.final for arm in search.arms):
-        drawn.append(("ratios", _ratios))
+        drawn["ratios"] = _ratios
     if search.protocol.space.axes:
-        drawn.append(("trials", _trials))
-    paths = []
-    folder = run_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in drawn:
-        _, svg = write_drawn(functools.partial(draw, search), folder / name)
-        paths.append(svg)
-    return paths
+        drawn["trials"] = _trials
+    return {name: functools.partial(draw, search) for name, draw in drawn.items()}
 
 
 def _titled(search: Search, height: float, *columns: float) -> tuple[Figure, Any]:

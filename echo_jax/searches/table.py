@@ -1,18 +1,13 @@
 """The report of a study that searched: the costs of each arm's tuned points."""
 
 import math
-import os
 
-from etils import epath
-from rich.table import Table
-
-from echo_jax.files.folders import run_folder, write
-from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Falsified, Search
-from echo_jax.searches.figures import write_search_figures
+from echo_jax.searches.figures import search_figures
 from echo_jax.searches.statistics import Interval, relative_seconds
-from echo_jax.studies.page import figure, items, page, plain_json, table
-from echo_jax.studies.table import in_terminal, optional, write_table
+from echo_jax.studies.page import plain_json
+from echo_jax.studies.report import Report
+from echo_jax.studies.table import optional
 
 _RATIOS = (1, 2, 4, 8)
 _IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
@@ -24,8 +19,27 @@ _PICTURES = (
 )
 
 
-def headings(search: Search) -> tuple[str, ...]:
-    """Returns the names of the columns; the first two columns are words."""
+def search_report(search: Search) -> Report:
+    """Returns the report of a study that searched."""
+    details = [
+        _PICTURES,
+        *["<h2>What it ran on</h2>"] * bool(search.environments),
+        *map(plain_json, search.environments),
+        "<h2>The config of the arms</h2>",
+        plain_json(search.base),
+    ]
+    return Report(
+        title=search.name,
+        headings=_headings(search),
+        rows=[_cells(search, arm) for arm in search.arms],
+        notes=_notes(search),
+        in_terminal=_IN_TERMINAL,
+        figures=search_figures(search),
+        details=lambda folder: details,
+    )
+
+
+def _headings(search: Search) -> tuple[str, ...]:
     tuned = ("arm", "tuned")
     searched: tuple[str, ...] = ()
     if search.protocol.space.axes:
@@ -39,11 +53,6 @@ def headings(search: Search) -> tuple[str, ...]:
     seconds = tuple(f"s at R={ratio}" for ratio in _RATIOS)
     costs = ("fresh examples", "fresh, ratio", "updates, ratio", *seconds, "published")
     return (*tuned, *searched, *costs, *end)
-
-
-def rows(search: Search) -> list[tuple[str, ...]]:
-    """Returns the cells of each arm, one for each of `headings`."""
-    return [_cells(search, arm) for arm in search.arms]
 
 
 def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
@@ -115,7 +124,7 @@ def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
     return f"{times[0] / times[1]:.2f}" if times[1] else "—"
 
 
-def notes(search: Search) -> list[str]:
+def _notes(search: Search) -> list[str]:
     """Returns sentences on the meaning of the numbers and on the falsifiers."""
     protocol = search.protocol
     lines = [f"{search.setting}."]
@@ -164,36 +173,3 @@ def _said(each: Falsified, sign: str) -> str:
         f'Falsifier, written down before: "{each.says}", if {each.arm} {sign} '
         f"{each.over} is below {each.bound:.3g}. {verdict}: {_interval(each.ratio)}."
     )
-
-
-def search_table(search: Search) -> Table:
-    """Returns the table for a terminal, without the seconds."""
-    whole = [headings(search), *rows(search)]
-    columns = [c for c in zip(*whole, strict=True) if c[0] in _IN_TERMINAL]
-    names, *cells = zip(*columns, strict=True)
-    return in_terminal(search.name, names, cells, notes(search), words=2)
-
-
-def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
-    write_table(path, search.name, headings(search), rows(search), notes(search))
-
-
-def write_search_report(search: Search, folder: str | os.PathLike[str]) -> epath.Path:
-    """Writes table, figures and ``report.html``; returns the path of the page."""
-    folder = run_folder(folder)
-    with FolderLock(folder, name=REPORT_LOCK_NAME):
-        write_search_markdown(search, folder / "table.md")
-        drawn = write_search_figures(search, folder)
-        parts = [
-            *(figure(path.read_bytes().decode()) for path in drawn),
-            table(headings(search), rows(search), texts=2),
-            items(notes(search)),
-            _PICTURES,
-            *["<h2>What it ran on</h2>"] * bool(search.environments),
-            *map(plain_json, search.environments),
-            "<h2>The config of the arms</h2>",
-            plain_json(search.base),
-        ]
-        report = folder / "report.html"
-        write(report, page(search.name, search.setting, parts))
-    return report

@@ -9,10 +9,9 @@ __getattr__ = door(
     __name__,
     {
         "figures": ["mean_curve", "write_figure"],
-        "report": ["write_report"],
         "runs": ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"],
-        "scaling": ["read_scaling", "terminal_tables"],
-        "seeds": ["read_seeds", "seeds_table"],
-        "table": ["arm_rows", "notes", "terminal_table", "write_markdown"],
+        "scaling": ["read_scaling"],
+        "seeds": ["read_seeds"],
+        "table": ["arm_rows", "study_report"],
     },
 )

@@ -59,16 +59,11 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-# `arms` groups the runs of one arm: its mean is bold, its runs are thin. By default
-# each run is an arm. A panel of bytes is added if some runs send more per update.
 def write_figure(
-    study: Study,
-    stem: str | os.PathLike[str],
-    *,
-    arms: Sequence[Sequence[Run]] | None = None,
+    study: Study, stem: str | os.PathLike[str]
 ) -> tuple[epath.Path, epath.Path]:
-    """Draws a study with a panel for each cost; returns the paths of PNG and SVG."""
-    return write_drawn(lambda: _draw(study, arms or [[r] for r in study.runs]), stem)
+    """Writes the figure of a study and returns the paths of PNG and SVG."""
+    return write_drawn(lambda: draw_study(study), stem)
 
 
 def mean_curve(
@@ -111,7 +106,11 @@ def write_png(figure: Figure, path: epath.Path) -> None:
     write(path, drawn.getvalue())
 
 
-def _draw(study: Study, arms: Sequence[Sequence[Run]]) -> Figure:
+# `arms` groups the runs of one arm: its mean is bold, its runs are thin. By default
+# each run is an arm. A panel of bytes is added if some runs send more per update.
+def draw_study(study: Study, arms: Sequence[Sequence[Run]] = ()) -> Figure:
+    """Draws a study with a panel for each cost."""
+    arms = arms or [[run] for run in study.runs]
     panels = _PANELS | (_BYTES if study.sends_unevenly else {})
     target = study.runs[0].target
     size = _PANEL_INCHES * len(panels), 4.7

@@ -17,16 +17,16 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
-from rich.console import Group
 
 from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
+from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
-from echo_jax.studies.table import arm_rows, in_terminal, markdown_table, percent
+from echo_jax.studies.table import arm_rows, percent
 
-HEADINGS = ("run", "processes", "devices", "batch per device", "steps/s", "examples/s")
-HEADINGS += ("efficiency", "idle")
+_HEADINGS = ("run", "processes", "devices", "batch per device", "steps/s", "examples/s")
+_HEADINGS += ("efficiency", "idle")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,21 @@ def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
     ]
 
 
-def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
-    """Returns a run's cells, one for each of `HEADINGS`."""
+def scaling_reports(groups: Sequence[Scaling]) -> list[Report]:
+    """Returns a report for each group; the last one has the notes of all."""
+    return [
+        Report(
+            title=group.heading,
+            headings=_HEADINGS,
+            rows=[_cells(group, point) for point in group.points],
+            notes=_notes(groups) if group is groups[-1] else (),
+            num_texts=1,
+        )
+        for group in groups
+    ]
+
+
+def _cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
     return (
         point.name,
         f"{point.processes}",
@@ -132,8 +145,7 @@ def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
     )
 
 
-def notes(groups: Sequence[Scaling]) -> list[str]:
-    """Returns sentences on the meaning and the limits of the numbers."""
+def _notes(groups: Sequence[Scaling]) -> list[str]:
     lines = [
         "T = S N efficiency: T is examples/s, S that of one device of the run with the "
         "fewest devices, N the number of devices.",
@@ -148,32 +160,16 @@ def notes(groups: Sequence[Scaling]) -> list[str]:
     return lines
 
 
-def terminal_tables(groups: Sequence[Scaling]) -> Group:
-    """Returns the tables for a terminal, 80 columns wide."""
-    names = [name.replace("batch per ", "batch per\n") for name in HEADINGS]
-    tables = []
-    for group in groups:
-        said = notes(groups) if group is groups[-1] else [""]
-        rows = [cells(group, point) for point in group.points]
-        tables.append(in_terminal(group.heading, names, rows, said))
-    return Group(*tables)
-
-
 def write_scaling(
     groups: Sequence[Scaling], folder: str | os.PathLike[str]
 ) -> tuple[epath.Path, epath.Path]:
     """Writes ``scaling.md`` and ``scaling.png`` and returns their paths."""
-    lines = []
-    for group in groups:
-        rows = [cells(group, point) for point in group.points]
-        said = notes(groups) if group is groups[-1] else []
-        lines += markdown_table(group.heading, HEADINGS, rows, said, words=1)
     folder = run_folder(folder)
-    page, png = folder / "scaling.md", folder / "scaling.png"
+    tables, png = folder / "scaling.md", folder / "scaling.png"
     with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
-        write(page, "\n".join(lines) + "\n")
+        write(tables, "\n".join(each.markdown() for each in scaling_reports(groups)))
         write_png(_draw(groups), png)
-    return page, png
+    return tables, png
 
 
 def _scaling(runs: Sequence[Run]) -> Scaling:

@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etils import epath
 from rich.filesize import decimal
-from rich.table import Table
 
-from echo_jax.files.folders import run_folder, write
-from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.fields import flat_fields
-from echo_jax.studies.figures import write_figure
-from echo_jax.studies.page import figure, items, page, plain_json, table
+from echo_jax.studies.figures import draw_study
+from echo_jax.studies.page import plain_json
+from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study, StudyError, read_study
-from echo_jax.studies.table import ArmRow, arm_rows, in_terminal, write_table
+from echo_jax.studies.table import ArmRow, arm_rows
 
 _X_OF = ("fresh", "updates", "seconds")
-# The columns after these are only in the files.
-_IN_TERMINAL = 6
 
 
 @dataclass(frozen=True)
@@ -48,12 +43,6 @@ class Seeds:
         first = self.studies[0]
         runs = [run for study in self.studies for run in study.runs]
         return Study(first.name, runs, {}, first.base)
-
-    @property
-    def title(self) -> str:
-        """The name of the studies, their seeds, and the caveats."""
-        of = ", ".join(map(str, self.seeds))
-        return ", ".join([f"{self.studies[0].name}, seeds {of}", *self.joined.caveats])
 
 
 # A field that only one of two configs has comes from another version. It is not a
@@ -106,12 +95,27 @@ def _identity(study: Study) -> dict[str, Any]:
     }
 
 
-def _headings(seeds: Seeds) -> tuple[str, ...]:
-    metric = seeds.joined.runs[0].metric
+def seeds_report(seeds: Seeds) -> Report:
+    """Returns the report of studies that differ in the seed."""
+    joined = seeds.joined
+    metric = joined.runs[0].metric
     costs = ("fresh examples", "updates", "seconds")
-    relative = tuple(f"{name}, x" for name in _X_OF)
-    sent = ("bytes sent",) * seeds.joined.sends_unevenly
-    return ("arm", "n", *costs, f"final {metric}", f"best {metric}", *relative, *sent)
+    values = (f"final {metric}", f"best {metric}")
+    relative = [f"{cost}, x" for cost in _X_OF]
+    sent = ["bytes sent"] * joined.sends_unevenly
+    shown = ("arm", "n", *costs, values[0])
+    environment = plain_json(joined.runs[0].environment)
+    return Report(
+        title=f"{joined.name}, seeds {', '.join(map(str, seeds.seeds))}",
+        caveats=joined.caveats,
+        headings=(*shown, values[1], *relative, *sent),
+        rows=[*_cells(seeds)],
+        notes=_notes(seeds),
+        num_texts=1,
+        in_terminal=shown,
+        figures={"figure": lambda: draw_study(joined, seeds.arms)},
+        details=lambda folder: ["<h2>What it ran on</h2>", environment],
+    )
 
 
 def _cells(seeds: Seeds) -> Iterator[tuple[str, ...]]:
@@ -170,32 +174,3 @@ def _notes(seeds: Seeds) -> list[str]:
         for run in study.runs
         if run.diverged is not None
     ]
-
-
-def seeds_table(seeds: Seeds) -> Table:
-    """Returns the table for a terminal, with the first `_IN_TERMINAL` columns."""
-    rows = [row[:_IN_TERMINAL] for row in _cells(seeds)]
-    said = [note for note in _notes(seeds) if not note.startswith("x:")]
-    return in_terminal(seeds.title, _headings(seeds)[:_IN_TERMINAL], rows, said)
-
-
-def write_seeds_report(
-    seeds: Seeds, folder: str | os.PathLike[str]
-) -> tuple[epath.Path, epath.Path]:
-    """Writes table, figure and page; returns the paths of the PNG and of the page."""
-    folder = run_folder(folder)
-    headings, notes = _headings(seeds), _notes(seeds)
-    with FolderLock(folder, name=REPORT_LOCK_NAME):
-        cells = list(_cells(seeds))
-        write_table(folder / "table.md", seeds.title, headings, cells, notes)
-        png, svg = write_figure(seeds.joined, folder / "figure", arms=seeds.arms)
-        parts = [
-            figure(svg.read_bytes().decode()),
-            table(headings, cells, texts=1),
-            items(notes),
-            "<h2>What it ran on</h2>",
-            plain_json(seeds.joined.runs[0].environment),
-        ]
-        report = folder / "report.html"
-        write(report, page(seeds.title, ", ".join(seeds.joined.caveats), parts))
-    return png, report

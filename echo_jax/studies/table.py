@@ -4,25 +4,31 @@ There are three costs: fresh examples, updates, and seconds of training. Echoing
 more updates to save fresh examples. It saves seconds only where the accelerator waited.
 """
 
+import functools
 import html
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from rich import box
+from etils import epath
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
 from echo_jax.echo.instrument.rates import mean_worth
-from echo_jax.files.folders import run_file, write
+from echo_jax.studies.figures import draw_study
+from echo_jax.studies.page import plain_json
+from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study
 
-# These columns are only in the Markdown table and the report.
+# These columns are only in the Markdown table and the page.
 _NOT_IN_TERMINAL = ("echo", "idle")
-# Names up to this length stay whole; the columns beside them are folded.
-_WHOLE_NAME = 20
+# The file names of `echo-jax report examples` and `echo-jax evaluate --report`.
+_PAGES = {"examples.html": "first examples", "evaluation.html": "evaluation"}
+_COMMANDS = (
+    "<code>echo-jax report examples RUN</code> draws the first examples of a run with "
+    "each of their uses, and <code>echo-jax evaluate RUN --report RUN</code> what its "
+    "model makes of others; the next report links these pages."
+)
 # On an otherwise idle machine, step times differ by a few percent.
 _EVEN_STEPS = 1.25
 
@@ -52,12 +58,28 @@ class ArmRow:
     repeat_worth: float | None
 
 
-def headings(study: Study) -> tuple[str, ...]:
-    """Returns the names of the columns; the first two columns are words."""
+def study_report(study: Study) -> Report:
+    """Returns the report of a study, with links to the pages of its runs.
+
+    Example:
+      >>> files = study_report(read_study("runs/quickstart")).write("runs/quickstart")
+      >>> [file.name for file in files]
+      ['figure.png', 'report.html']
+    """
     metric = study.runs[0].metric
     costs = ("fresh examples", "updates", "seconds")
     values = (f"final {metric}", f"best {metric}")
-    return ("arm", "echo", *costs, *values, "idle", "R", "repeat's worth")
+    headings = ("arm", "echo", *costs, *values, "idle", "R", "repeat's worth")
+    return Report(
+        title=study.name,
+        caveats=study.caveats,
+        headings=headings,
+        rows=[*map(_cells, arm_rows(study))],
+        notes=_notes(study),
+        in_terminal=[name for name in headings if name not in _NOT_IN_TERMINAL],
+        figures={"figure": functools.partial(draw_study, study)},
+        details=functools.partial(_details, study),
+    )
 
 
 def arm_rows(study: Study) -> list[ArmRow]:
@@ -65,7 +87,7 @@ def arm_rows(study: Study) -> list[ArmRow]:
     return [_arm_row(run, study.baseline) for run in study.runs]
 
 
-def cells(row: ArmRow) -> tuple[str, ...]:
+def _cells(row: ArmRow) -> tuple[str, ...]:
     """Returns a row's cells, such as ``"3,355 (0.33x)"`` for a cost."""
     costs = (f"{row.fresh:,}", f"{row.updates:,}", f"{row.seconds:.1f}")
     if row.diverged is not None:
@@ -89,7 +111,7 @@ def cells(row: ArmRow) -> tuple[str, ...]:
     )
 
 
-def notes(study: Study) -> list[str]:
+def _notes(study: Study) -> list[str]:
     """Returns sentences on the meaning and the limits of the numbers."""
     first = study.runs[0]
     lines = []
@@ -168,85 +190,6 @@ def notes(study: Study) -> list[str]:
     return lines
 
 
-def terminal_table(study: Study) -> Table:
-    """Returns the table for a terminal, 80 columns wide; some columns are left out."""
-    names = headings(study)
-    shown = [index for index, name in enumerate(names) if name not in _NOT_IN_TERMINAL]
-    table = in_terminal(
-        ", ".join([study.name, *study.caveats]),
-        [names[index].replace(" ", "\n") for index in shown],
-        [[cells(row)[index] for index in shown] for row in arm_rows(study)],
-        [note for note in notes(study) if not note.startswith("Idle:")],
-    )
-    longest = max(len(run.name) for run in study.runs)
-    table.columns[0].no_wrap = longest <= _WHOLE_NAME
-    return table
-
-
-# Text, not str: square brackets in a name are not markup.
-def in_terminal(
-    title: str,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    notes: Iterable[str],
-    *,
-    words: int = 1,
-) -> Table:
-    """Returns a table with its notes; the first `words` columns are aligned left.
-
-    Text in brackets, such as a ratio to the baseline, is below its cell.
-    """
-    table = Table(
-        title=Text(f"{title}\n", style="bold"),
-        caption=Text("\n".join(["", *notes])),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    for index, name in enumerate(headings):
-        justify = "left" if index < words else "right"
-        table.add_column(Text(name), justify=justify, overflow="fold")
-    for row in rows:
-        folded = [cell.replace(" (", "\n(") for cell in row[words:]]
-        table.add_row(*map(Text, [*row[:words], *folded]))
-    return table
-
-
-def write_markdown(study: Study, path: str | os.PathLike[str]) -> None:
-    title = ", ".join([study.name, *study.caveats])
-    rows = map(cells, arm_rows(study))
-    write_table(path, title, headings(study), rows, notes(study))
-
-
-def write_table(
-    path: str | os.PathLike[str],
-    title: str,
-    headings: Sequence[str],
-    rows: Iterable[Iterable[str]],
-    notes: Iterable[str],
-) -> None:
-    """Writes a table as Markdown; the first two columns are aligned to the left."""
-    lines = markdown_table(title, headings, rows, notes)
-    write(run_file(path), "\n".join(lines) + "\n")
-
-
-def markdown_table(
-    title: str,
-    headings: Sequence[str],
-    rows: Iterable[Iterable[str]],
-    notes: Iterable[str],
-    *,
-    words: int = 2,
-) -> list[str]:
-    """Returns a table's lines and notes; the first `words` columns are aligned left."""
-    ends = ["---"] * words + ["---:"] * (len(headings) - words)
-    cells = [headings, ends, *(map(_markdown_text, row) for row in rows)]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    said = [f"- {_markdown_text(note)}" for note in notes]
-    return [f"**{_markdown_text(title)}**", "", *lines, "", *said]
-
-
 def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
     summary, costs = run.summary, _costs(run)
     relative = repeat_worth = None
@@ -319,6 +262,51 @@ def _metric(value: float | None) -> str:
     return "—" if value is None or math.isnan(value) else f"{value:#.4g}"
 
 
-def _markdown_text(text: str) -> str:
-    """Escapes text for a Markdown cell: HTML, cell borders and line breaks."""
-    return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
+def _details(study: Study, folder: epath.Path) -> list[str]:
+    """Returns what the page has below the table."""
+    measured: list[str] = []
+    if study.calibration:
+        title = "<h2>Measured before the arms ran</h2>"
+        measured = [title, plain_json(study.calibration)]
+    configs = [
+        f"<details><summary>{html.escape(run.name)}</summary>{plain_json(run.config)}"
+        "</details>"
+        for run in study.runs
+        if run.config
+    ]
+    return [
+        *_picture_links(folder, [run.name for run in study.runs]),
+        "<h2>What it ran on</h2>",
+        plain_json(study.runs[0].environment),
+        *measured,
+        *["<h2>Configs</h2>"] * bool(configs),
+        *configs,
+    ]
+
+
+# A page is linked if it is a file (not a link) in the run's folder within the report's
+# folder, or beside the report of a single run.
+def _picture_links(folder: epath.Path, names: Sequence[str]) -> list[str]:
+    """Returns the HTML that links to the pages of examples and predictions."""
+    lines, is_whole = [], True
+    for name in names:
+        places = [name, ""] if len(names) == 1 else [name]
+        found = [_link(folder, places, page) for page in _PAGES]
+        is_whole = is_whole and all(found)
+        if any(found):
+            lines.append(f"<li>{html.escape(name)}: {', '.join(filter(None, found))}")
+    parts = ["<h2>Examples and predictions</h2>"]
+    if lines:
+        parts.append(f"<ul>{''.join(f'{line}</li>' for line in lines)}</ul>")
+    if not is_whole:
+        parts.append(f"<p>{_COMMANDS}</p>")
+    return parts
+
+
+def _link(folder: epath.Path, places: Sequence[str], page: str) -> str:
+    """Returns the link to a page in the first of the places that has it, or ""."""
+    for place in places:
+        path = f"{place}/{page}" if place else page
+        if (folder / path).is_file():
+            return f'<a href="{quote(path)}">{_PAGES[page]}</a>'
+    return ""

@@ -25,16 +25,16 @@ from echo_jax.searches import (
     Trial,
     Unit,
     best_arms,
-    best_arms_table,
     best_of,
     crossing,
     expected_best,
+    fastest_report,
     mean_interval,
     mean_points,
     read_search,
     run_search,
+    search_report,
     speedup_by_clock,
-    write_search_markdown,
     write_unit,
 )
 from echo_jax.studies import StudyError, read_study
@@ -146,15 +146,13 @@ def test_the_command_says_what_each_arm_needed(make, tmp_path, capsys):
 def test_without_a_target_published_differences_are_beside_those_measured(
     make, tmp_path
 ):
-    write_search_markdown(read_search(make(target=0.0)), run_folder(tmp_path) / "t.md")
-    lines = (tmp_path / "t.md").read_text().splitlines()
+    lines = search_report(read_search(make(target=0.0))).markdown().splitlines()
     names, _, *arms = [line.split(" | ") for line in lines if line.startswith("|")]
     at = names.index("published")
     assert names[at - 1] == "final less the baseline's"
     assert [arm[at] for arm in arms] == ["—", "+0.312"]
     change(tmp_path / "a", lambda m: m.update(paper={}))
-    write_search_markdown(read_search(tmp_path / "a"), run_folder(tmp_path) / "t.md")
-    assert "published" not in (tmp_path / "t.md").read_text()
+    assert "published" not in search_report(read_search(tmp_path / "a")).markdown()
 
 
 def test_streams_that_missed_the_target_or_met_it_at_once_are_counted(make, tmp_path):
@@ -163,8 +161,7 @@ def test_streams_that_missed_the_target_or_met_it_at_once_are_counted(make, tmp_
     search = read_search(make("a", costs))
     logs = np.log([1, 120, 130, 95, 100, 104]) - np.log(np.ravel(COSTS["baseline"]))
     assert search.arms[1].updates.value == pytest.approx(math.exp(logs.mean()))
-    write_search_markdown(search, tmp_path / "table.md")
-    table = (tmp_path / "table.md").read_text()
+    table = search_report(search).markdown()
     assert "| ≥ 0." in table and "missed the target on 1 of 6" in table
 
 
@@ -312,7 +309,7 @@ def test_studies_of_several_batch_sizes_say_whether_the_fastest_arm_rises(
     folders = [make("b"), make("a", {**COSTS, "spread": slow})]
     change(folders[0], lambda m: m["base_config"].update(batch_size=size))
     found = [(s, best_arms(s, [1.0, 2.0, 8.0])) for s in map(read_search, folders)]
-    said = best_arms_table(found).caption.plain
+    said = fastest_report(found).markdown()
     wanted = f"batches of 32 to {size} it surely comes later at R = {later}, and surely"
     assert (wanted in said, "Falsifier" in said) == (bool(later), bool(later))
 

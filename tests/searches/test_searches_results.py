@@ -15,9 +15,9 @@ from echo_jax.searches import (
     is_searched,
     read_search,
     refuse_other_falsifiers,
-    write_search_markdown,
+    search_report,
 )
-from echo_jax.studies import read_study, write_markdown
+from echo_jax.studies import read_study, study_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 DOCS = RESULTS.parent / "docs"
@@ -32,27 +32,20 @@ def studies():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_published_trials_are_whole_and_make_the_published_table(
-    tmp_path, studies, name
-):
+def test_published_trials_are_whole_and_make_the_published_table(studies, name):
     search = studies[name]
     protocol = search.protocol
     for arm in search.arms:
         if protocol.space.axes:
             assert len(arm.trials) == protocol.repeats * protocol.points
         assert len(arm.confirmed) == protocol.repeats * protocol.streams
-    write_search_markdown(search, run_folder(tmp_path) / "table.md")
-    assert (tmp_path / "table.md").read_text() == (
-        RESULTS / name / "table.md"
-    ).read_text()
+    assert search_report(search).markdown() == (RESULTS / name / "table.md").read_text()
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_published_runs_make_the_published_table(tmp_path, name):
-    write_markdown(read_study(RESULTS / name), tmp_path / "table.md")
-    assert (tmp_path / "table.md").read_text() == (
-        RESULTS / name / "table.md"
-    ).read_text()
+def test_published_runs_make_the_published_table(name):
+    report = study_report(read_study(RESULTS / name))
+    assert report.markdown() == (RESULTS / name / "table.md").read_text()
 
 
 def test_falsifiers_are_those_from_before_the_trials(tmp_path, studies):

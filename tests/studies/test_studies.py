@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from study_folders import change, make_run, make_study, read_table
 
-from echo_jax.studies import StudyError, read_run, read_runs, read_study, write_markdown
+from echo_jax.studies import StudyError, read_run, read_runs, read_study, study_report
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Evaluations every 100 updates of 10 examples. The baseline meets 1.0 after 400
@@ -34,7 +34,7 @@ def shown(tmp_path):
     """Gives the rows of a study's table, and its title and notes."""
 
     def shown(study):
-        write_markdown(study, tmp_path / "table.md")
+        (tmp_path / "table.md").write_text(study_report(study).markdown())
         return read_table(tmp_path / "table.md")
 
     return shown

@@ -13,7 +13,7 @@ import pytest
 from study_folders import ECHO, change, make_run, make_study, read_table
 
 from echo_jax.cli import main
-from echo_jax.studies import StudyError, read_runs, read_seeds, read_study, write_report
+from echo_jax.studies import StudyError, read_runs, read_seeds, read_study, study_report
 
 # Markup, what a legend may leave out, a broken formula, a cell's border; escape
 # sequences, rich's markup, and characters that XML does not have.
@@ -46,7 +46,9 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
     }
     study = make_study(tmp_path, arms)
     (study / "arm/config.json").unlink()
-    page = write_report(read_study(study), out := tmp_path / "deep" / "out").read_text()
+    out = tmp_path / "deep" / "out"
+    *_, page = study_report(read_study(study)).write(out)
+    page = page.read_text()
     names = {"table.md", "figure.png", "figure.svg", "report.html"}
     assert {path.name for path in out.iterdir()} == names
     width, height = struct.unpack(">2I", (out / "figure.png").read_bytes()[16:24])
@@ -85,7 +87,8 @@ def test_only_files_are_linked_and_by_their_names(tmp_path):
         (out / name).mkdir(parents=True)
     (out / "folder/examples.html").mkdir()
     (out / names[-1] / "examples.html").write_text("a page")
-    page = write_report(read_runs(runs), out).read_text()
+    *_, page = study_report(read_runs(runs)).write(out)
+    page = page.read_text()
     assert links(page) == ["javascript%3Aalert%281%29/examples.html"]
 
 

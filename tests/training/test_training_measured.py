@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_workload import ON_DEVICE, make_workload, rows_of, run, tiny_config
 
-from echo_jax.studies import notes, read_runs
+from echo_jax.studies import read_runs, study_report
 from echo_jax.training import Clock, DeviceTime, train
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
@@ -82,7 +82,8 @@ def test_every_branch_has_an_order_of_its_own_also_in_a_run_that_was_stopped(tmp
     assert len(seeds) == len({0, 1, *seeds}) - 2 == 4
     # A report says what repeats were worth.
     study = read_runs([tmp_path / "whole"])
-    assert any("by 2 branches on fresh data" in note for note in notes(study))
+    notes = study_report(study).notes
+    assert any("by 2 branches on fresh data" in note for note in notes)
 
 
 def test_the_longest_wait_of_a_row_is_named_by_its_update(tmp_path):
