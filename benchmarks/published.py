@@ -18,7 +18,7 @@ from benchmarks.published_tables import FACTORS, Studies, in_words, write_tables
 from benchmarks.worth import read_points, write_worth
 from echo_jax.cli.command_end import path_argument
 from echo_jax.searches.comparison import is_searched, read_search
-from echo_jax.searches.fastest import best_arms, fastest_report
+from echo_jax.searches.fastest import best_variants, fastest_report
 from echo_jax.searches.table import search_report
 from echo_jax.studies import page, read_study
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             studies[folder.name] = search = read_search(folder)
             search_report(search).write(workdir / folder.name)
             _publish(workdir / folder.name, folder)
-        found = [(studies[name], best_arms(studies[name])) for name in FACTORS]
+        found = [(studies[name], best_variants(studies[name])) for name in FACTORS]
         clocked = [
             read_study(path) for path in sorted(results.glob("seconds/R*_seed*"))
         ]
@@ -86,7 +86,7 @@ def _report(studies: Studies, workdir: Path) -> str:
         title = html.escape(f"{name}: {search.name}")
         parts += [f"<h2>{title}</h2>", page.items([search.setting])]
         parts += search_report(search).html(_svgs(workdir / name))
-    parts += ["<h2>Which arm is the fastest at which R</h2>"]
+    parts += ["<h2>Which variant is the fastest at which R</h2>"]
     parts += map(page.figure, _svgs(workdir / "best"))
     parts += ["<h2>Predicted and measured worth of a repeat</h2>"]
     parts += map(page.figure, _svgs(workdir / "worth"))
@@ -100,10 +100,12 @@ def _prediction_rows(studies: Studies) -> list[tuple[str, ...]]:
         what = f"final {search.metric}, {{}} - {{}}"
         if search.has_target:
             what = "fresh examples, {} / {}"
-        for each in search.falsifiers:
+        for each in search.predictions:
             found, bound = in_words(each.ratio, 3), f"{each.bound:.3g}"
-            compared = what.format(each.arm, each.over)
-            rows.append((name, each.says, refuted[each.is_met], found, bound, compared))
+            compared = what.format(each.variant, each.over)
+            rows.append(
+                (name, each.says, refuted[each.is_refuted], found, bound, compared)
+            )
     return rows
 
 

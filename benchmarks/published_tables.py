@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import Place
-from echo_jax.searches.comparison import ArmResult, Search, log_speedups
-from echo_jax.searches.fastest import best_arms
+from echo_jax.searches.comparison import Search, VariantResult, log_speedups
+from echo_jax.searches.fastest import best_variants
 from echo_jax.searches.statistics import Interval
 from echo_jax.studies.runs import BASELINE, read_study
 
@@ -61,8 +61,8 @@ def _markdown(names: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rule, *body))
 
 
-def _arm(studies: Studies, study: str, name: str) -> ArmResult:
-    return next(arm for arm in studies[study].arms if arm.name == name)
+def _arm(studies: Studies, study: str, name: str) -> VariantResult:
+    return next(arm for arm in studies[study].variants if arm.name == name)
 
 
 def in_words(found: Interval | None, digits: int, *, sign: bool = False) -> str:
@@ -324,7 +324,7 @@ def _best_markdown(studies: Studies) -> str:
 
 
 def _best_in_words(search: Search, ratio: float) -> str:
-    (best,) = best_arms(search, [ratio])
+    (best,) = best_variants(search, [ratio])
     if best.name == BASELINE:
         return "no echo"
     words = f"{best.name.removeprefix('e')}, {in_words(best.speedup, 2)}"

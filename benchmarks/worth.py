@@ -25,16 +25,16 @@ from rich.console import Console
 from scipy import stats
 
 from benchmarks.pages import progress_bar
-from echo_jax.arms import arm_configs, ready_for_trials
 from echo_jax.cli.command_end import path_argument
 from echo_jax.config import RunSpec, load_config
 from echo_jax.echo.instrument.rates import mean_worth
-from echo_jax.searches.comparison import ArmResult, read_search
+from echo_jax.searches.comparison import VariantResult, read_search
 from echo_jax.searches.statistics import relative_seconds
 from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn
 from echo_jax.studies.report import Report
 from echo_jax.studies.runs import BASELINE, Run, read_run
 from echo_jax.training import train
+from echo_jax.variants import ready_for_trials, variant_configs
 from echo_jax.workloads import build
 
 _STUDIES = {
@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _points(names: Sequence[str], results: Path, workdir: Path) -> Iterator[Point]:
     for name in names:
         search = read_search(results / name)
-        configs = ready_for_trials(arm_configs(load_config(_STUDIES[name])))
-        arms = {arm.name: arm for arm in search.arms}
+        configs = ready_for_trials(variant_configs(load_config(_STUDIES[name])))
+        arms = {arm.name: arm for arm in search.variants}
         noise = _noise_scale(configs[BASELINE], arms[BASELINE], workdir / name)
         with progress_bar() as bar:
             for arm in bar.track([*arms.values()], description=name):
@@ -142,7 +142,7 @@ class _Trained:
 
 
 def _trained(
-    config: RunSpec, arm: ArmResult, stream: int, folder: Path, **fields: Any
+    config: RunSpec, arm: VariantResult, stream: int, folder: Path, **fields: Any
 ) -> _Trained:
     """Trains an arm at a point that a search of it found, with branches."""
     best = [each.best for each in arm.searches if each.best]
@@ -158,12 +158,12 @@ def _trained(
     return _Trained(read_run(folder), rows[len(rows) // 2 :])
 
 
-def _branch_updates(arm: ArmResult) -> int:
+def _branch_updates(arm: VariantResult) -> int:
     """A tenth of the training: there are some branches, and each is long enough."""
     return max(10, round((arm.mean("updates_to_target") or 100) / 10))
 
 
-def _noise_scale(config: RunSpec, arm: ArmResult, folder: Path) -> float:
+def _noise_scale(config: RunSpec, arm: VariantResult, folder: Path) -> float:
     """The gradient noise scale of the baseline, in examples."""
     found = _trained(
         config, arm, 0, folder / "noise", batch__accumulation_steps=2, probe_repeats=0
@@ -174,8 +174,8 @@ def _noise_scale(config: RunSpec, arm: ArmResult, folder: Path) -> float:
 
 def _point(
     study: str,
-    arm: ArmResult,
-    baseline: ArmResult,
+    arm: VariantResult,
+    baseline: VariantResult,
     runs: Sequence[_Trained],
     noise_scale: float,
 ) -> Point:
@@ -308,14 +308,21 @@ def write_worth(points: Sequence[Point], folder: Path) -> None:
         note = f"{words}: rank correlation with the measured worth {said}"
         if name in ("probed", "by_noise"):
             note += f", root mean square error {error(points, name):.2f}"
-        notes.append(f"{note} (n = {len(points)} arms).")
+        notes.append(f"{note} (n = {len(points)} variants).")
     notes += [
         f"Factor chosen by {PREDICTORS.get(name, name)}: {np.mean(found):.1%} slower "
         f"than with the best one of the study, at most {max(found):.1%} "
         f"(n = {len(found)}: R of {', '.join(map(str, _RATIOS))} at each batch size)."
         for name, found in regrets(points).items()
     ]
-    headings = ("study", "arm", "e", "worth, measured", "branches", "updates of each")
+    headings = (
+        "study",
+        "variant",
+        "e",
+        "worth, measured",
+        "branches",
+        "updates of each",
+    )
     rows = [
         (
             point.study,
@@ -339,7 +346,7 @@ def _draw(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(11, 4), facecolor="white", layout="constrained")
     figure.suptitle(
         "What a repeat is worth: predicted and measured\n"
-        "arms of S1 (ResNet-8 on CIFAR-10), S2 and S4 (byte-level LM), tuned",
+        "variants of S1 (ResNet-8 on CIFAR-10), S2 and S4 (byte-level LM), tuned",
         fontsize=9,
     )
     studies = list(dict.fromkeys(point.study for point in points))

@@ -8,19 +8,6 @@ from typing import Any
 from etils import epath
 from rich.console import Console
 
-from echo_jax.arms import (
-    ConfigRefusedError,
-    arm_configs,
-    calibrate_storage,
-    check_echoes,
-    checked_workload,
-    errors_of_the_config,
-    kept_calibration,
-    read_workload,
-    ready_for_trials,
-    refuse_processes,
-    train_arm,
-)
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
 from echo_jax.config.saved import read_config, refuse_code
@@ -29,7 +16,7 @@ from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.inference.examples import write_examples
-from echo_jax.searches.making import num_missing, refuse_other_falsifiers
+from echo_jax.searches.making import num_missing, refuse_other_predictions
 from echo_jax.searches.trials import protocol_of
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes
@@ -40,6 +27,19 @@ from echo_jax.training.processes.stop import DataTimeoutError, Interrupted
 from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint import DamagedCheckpointError
 from echo_jax.training.window import NonFiniteLossError
+from echo_jax.variants import (
+    ConfigRefusedError,
+    calibrate_storage,
+    check_echoes,
+    checked_workload,
+    errors_of_the_config,
+    kept_calibration,
+    read_workload,
+    ready_for_trials,
+    refuse_processes,
+    train_variant,
+    variant_configs,
+)
 from echo_jax.workloads import build
 
 __all__ = [
@@ -113,67 +113,70 @@ def run_train(
 def run_study(
     config: Config, workdir: str | os.PathLike[str], *, jobs: int = 0
 ) -> None:
-    """Trains the arms of a study, in order.
+    """Trains the variants of a study, in order.
 
-    The same call with the same folder resumes: a finished arm is kept, and an
-    unfinished one goes on. An arm that diverges is also a result: it is marked in its
-    folder, and not trained again. Without a search and without streams to confirm on
-    (`echo_jax.config.study.default_study`), an arm is one run in this process. With
+    The same call with the same folder resumes: a finished variant is kept, and an
+    unfinished one goes on. A variant that diverges is also a result: it is marked in
+    its folder, and not trained again. Without a search and without seeds to confirm it
+    (`echo_jax.config.study.default_study`), a variant is one run in this process. With
     them it is many small trials. Several processes make them, and other calls with the
     same folder can take part on any machine.
 
     With a ``storage_ratio``, the step time of the base is measured before the first
-    arm. ``data.storage.latency_s`` of all arms is set so that a fresh batch takes that
-    many steps. It is kept in ``study.json``, and a resumed study reads from the same
-    storage.
+    variant. ``data.storage.latency_s`` of all variants is set so that a fresh batch
+    takes that many steps. It is kept in ``study.json``, and a resumed study reads from
+    the same storage.
 
     Args:
       config: A study, see `echo_jax.config.study.default_study`.
-      workdir: The study's folder; each arm gets a run folder in it, or its trials are
-        written to the folder ``trials``.
+      workdir: The study's folder; each variant gets a run folder in it, or its trials
+        are written to the folder ``trials``.
       jobs: Processes that make trials; 0 for one on each core of a CPU, or one on an
         accelerator.
 
     Raises:
       LostWorkerError, StudyStopped: A worker or a signal ended the trials.
       ConfigRefusedError, FolderInUseError, Interrupted, DataTimeoutError: As in
-        `run_train`. The folders of all arms are locked from the first to the last.
+        `run_train`. The folders of all variants are locked from the first to the last.
 
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
     """
     with errors_of_the_config():
         workdir = run_folder(workdir)
-        arms = arm_configs(config)
+        variants = variant_configs(config)
         protocol = protocol_of(config)
         if jobs < 0 or (jobs and protocol is None):
             raise ValueError(
                 f"jobs={jobs}: processes make the trials of a search; leave it out"
             )
         if protocol:
-            arms = ready_for_trials(arms)
-        with Notes().slow("looking at the data of every arm"):
-            check_echoes(arms, workdir)
+            variants = ready_for_trials(variants)
+        with Notes().slow("looking at the data of every variant"):
+            check_echoes(variants, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
-            refuse_other_falsifiers(config.falsifiers, protocol, workdir)
+            refuse_other_predictions(config.falsifiers, protocol, workdir)
             for unit in protocol.units():
                 # This refuses the trials of another study.
-                num_missing(protocol, arms[unit.arm], workdir, unit)
+                num_missing(protocol, variants[unit.variant], workdir, unit)
     if protocol:
         workdir.mkdir(parents=True, exist_ok=True)
         _write_study(config, workdir, calibration={})
-        run_search(protocol, arms, workdir, jobs=jobs)
+        run_search(protocol, variants, workdir, jobs=jobs)
         return
     with contextlib.ExitStack() as stack:
         with errors_of_the_config():
-            folders = [workdir, *(workdir / name for name in arms)]
+            folders = [workdir, *(workdir / name for name in variants)]
             lock = stack.enter_context(FolderLock(*folders))
-        _run_arms(config, arms, workdir, lock)
+        _run_variants(config, variants, workdir, lock)
 
 
-def _run_arms(
-    config: Config, arms: Mapping[str, RunSpec], workdir: epath.Path, lock: FolderLock
+def _run_variants(
+    config: Config,
+    variants: Mapping[str, RunSpec],
+    workdir: epath.Path,
+    lock: FolderLock,
 ) -> None:
     note = Notes().note
     with errors_of_the_config():
@@ -185,16 +188,16 @@ def _run_arms(
     if calibration:
         storage["latency_s"] = calibration["latency_s"]
         slow = {"data.storage.latency_s": calibration["latency_s"]}
-        arms = {name: arm.changed(slow) for name, arm in arms.items()}
+        variants = {name: variant.changed(slow) for name, variant in variants.items()}
     with errors_of_the_config():
-        # Check now, so that no arm runs for minutes before a later one is refused.
-        for name, arm in arms.items():
-            check_workdir(workdir / name, arm)
+        # Check now, so that no variant runs for minutes before a later one is refused.
+        for name, variant in variants.items():
+            check_workdir(workdir / name, variant)
     _write_study(config, workdir, calibration, storage)
-    for number, (name, arm) in enumerate(arms.items(), start=1):
-        note(f"variant {number} of {len(arms)}: {name}")
+    for number, (name, variant) in enumerate(variants.items(), start=1):
+        note(f"variant {number} of {len(variants)}: {name}")
         lock.check()
-        update = train_arm(arm, workdir / name, lock)
+        update = train_variant(variant, workdir / name, lock)
         if update is not None:
             note(f"{name} diverged at update {update}: the study marks it")
 
@@ -263,7 +266,7 @@ def run_probe(
             raise ValueError(f"seconds={seconds} must be above 0; 20 is a good choice")
         is_study = "arms" in config
         if is_study:
-            arm_configs(config)
+            variant_configs(config)
         base = RunSpec.of(config.base if is_study else config)
         refuse_processes(base)
     if is_study:

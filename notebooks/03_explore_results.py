@@ -63,7 +63,7 @@ from echo_jax.searches.statistics import relative_seconds
 from echo_jax.searches.table import search_report
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import read_study
-from echo_jax.studies.table import arm_rows, study_report
+from echo_jax.studies.table import study_report, variant_rows
 
 # Where the published runs lie: a folder, or gs://BUCKET/FOLDER; by default `results`,
 # here or above, as in a checkout.
@@ -84,8 +84,8 @@ OUT = Path(tempfile.mkdtemp())  # receives what this notebook writes
 #
 # `results/which` holds twelve runs of one small byte-level language model. The storage
 # was simulated: it slept, so that a fresh batch took about four times as long as a
-# training step (R = 4). All arms have one seed and one learning rate, and stop at the
-# same loss.
+# training step (R = 4). All variants have one seed and one learning rate, and stop at
+# the same loss.
 
 # %%
 folder = RESULTS / "which/spread"
@@ -144,14 +144,14 @@ display(Image(str(png)))
 display(Markdown(study_report(study).markdown()))
 
 # %% [markdown]
-# ## Many arms
+# ## Many variants
 #
 # The rows of the table are data, too, for figures of your own. Here: what each of the
-# twelve arms took, relative to the baseline. To the left of the line is cheaper.
+# twelve variants took, relative to the baseline. To the left of the line is cheaper.
 
 # %%
 which = read_study(RESULTS / "which")
-rows = sorted(arm_rows(which), key=lambda row: row.relative[2])
+rows = sorted(variant_rows(which), key=lambda row: row.relative[2])
 names = [row.name for row in rows]
 
 figure, panels = plt.subplots(
@@ -184,34 +184,34 @@ plt.show()
 # %% [markdown]
 # Fresh examples and updates are exact, to the ten updates between two evaluations.
 # Seconds are not: by the summaries (`t_down_s`), the same step took 19 ms in most runs
-# and 30 ms in some, because the machine changed its speed. So the arms from 0.27 to
+# and 30 ms in some, because the machine changed its speed. So the variants from 0.27 to
 # 0.34 cannot be told apart by seconds. `batch_echo` can: its repeats are worth little.
 # And so can `spread_e2`, which at R = 4 leaves the accelerator waiting.
 #
-# To compare a few arms as curves, take them out of the study. The first is drawn in
+# To compare a few variants as curves, take them out of the study. The first is drawn in
 # black:
 
 # %%
-arms = {run.name: run for run in which.runs}
+variants = {run.name: run for run in which.runs}
 few = ("baseline", "batch_echo", "spread_buffer_96", "spread")
-some = replace(which, runs=[arms[name] for name in few])
+some = replace(which, runs=[variants[name] for name in few])
 png, _ = write_figure(some, OUT / "some")
 display(Image(str(png)))
 
 # %% [markdown]
-# ## Every arm tuned
+# ## Every variant tuned
 #
-# Those arms share one learning rate and one seed. `results/s2_32` is of a study in
-# which every factor was searched, and then trained on new streams of data: its trials
-# are files, too. Below, what each factor takes beside the baseline, in fresh examples
-# and updates, with 95 % intervals.
+# Those variants share one learning rate and one seed. `results/s2_32` is of a study in
+# which every factor was searched, and then trained with new seeds: its trials are
+# files, too. Below, the fresh examples and updates of each factor over the baseline's,
+# with 95 % intervals.
 
 # %%
 search = read_search(RESULTS / "s2_32")
-for arm in search.arms[1:]:
-    fresh, updates = arm.fresh, arm.updates
+for each in search.variants[1:]:
+    fresh, updates = each.fresh, each.updates
     print(
-        f"{arm.name:4} fresh {fresh.value:.3f} ({fresh.low:.3f} to {fresh.high:.3f})"
+        f"{each.name:4} fresh {fresh.value:.3f} ({fresh.low:.3f} to {fresh.high:.3f})"
         f"   updates {updates.value:.2f} ({updates.low:.2f} to {updates.high:.2f})"
     )
 
@@ -225,9 +225,9 @@ for arm in search.arms[1:]:
 ratios = [0.25 * k for k in range(2, 65)]
 
 
-def times(arm):
-    """Returns how long an arm takes at each R, in steps."""
-    fresh, updates = arm.mean("fresh_to_target"), arm.mean("updates_to_target")
+def times(variant):
+    """Returns how long a variant takes at each R, in steps."""
+    fresh, updates = variant.mean("fresh_to_target"), variant.mean("updates_to_target")
     size = search.base["batch_size"]
     return [
         relative_seconds(fresh, updates, batch_size=size, ratio=ratio)
@@ -235,12 +235,12 @@ def times(arm):
     ]
 
 
-baseline = times(search.arms[0])
+baseline = times(search.variants[0])
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-for arm in search.arms:
-    beside = [a / b for a, b in zip(times(arm), baseline, strict=True)]
-    ax.plot(ratios, beside, label=arm.name)
-ax.set(xlabel="R", ylabel="time beside the baseline's", title=search.name)
+for variant in search.variants:
+    relative = [a / b for a, b in zip(times(variant), baseline, strict=True)]
+    ax.plot(ratios, relative, label=variant.name)
+ax.set(xlabel="R", ylabel="time over the baseline's", title=search.name)
 ax.set_ylim(bottom=0)
 ax.legend()
 plt.show()
@@ -270,8 +270,8 @@ ARMS = {
 figure, panels = plt.subplots(
     1, 3, figsize=(12, 3.4), sharey=True, layout="constrained"
 )
-for panel, (arm, words) in zip(panels, ARMS.items(), strict=True):
-    rows = read_rows(RESULTS / "which" / arm, "train")
+for panel, (variant, words) in zip(panels, ARMS.items(), strict=True):
+    rows = read_rows(RESULTS / "which" / variant, "train")
     updates = [row["updates"] for row in rows]
     for use, colour in ((0, "black"), (3, "#D55E00")):
         losses = [row[f"loss_repeat_{use}"] for row in rows]
@@ -295,11 +295,11 @@ plt.show()
 #
 # ## A study of your own
 #
-# A study is a config: a base, and what differs in each arm. This is the quickstart's
-# smoke test, a model so small and a target so near that it ends within a minute; its
-# numbers mean nothing. Two arms are of the modes that decide while they run:
-# `echo.mode` is `fixed` in all others. `echo-jax study` does the same from the command
-# line. A second call with the same folder would resume.
+# A study is a config: a base, and what differs in each variant. This is the
+# quickstart's smoke test, a model so small and a target so near that it ends within a
+# minute; its numbers mean nothing. Two variants are of the modes that decide while they
+# run: `echo.mode` is `fixed` in all others. `echo-jax study` does the same from the
+# command line. A second call with the same folder would resume.
 
 # %%
 from echo_jax.config import load_config

@@ -121,15 +121,21 @@ ONE_DEVICE = "--config.base.mesh.data=1"
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--config.updates=5", "; of all arms it is --config.base.updates"),
-        ("--config.arms.spread.updates=5", "; of all arms it is --config.base.updates"),
+        ("--config.updates=5", "; of all variants it is --config.base.updates"),
+        (
+            "--config.arms.spread.updates=5",
+            "; of all variants it is --config.base.updates",
+        ),
         (f"--config={LM}", "run it with 'echo-jax train'"),
-        ("--config.arms.spread.echo.order=spraed", "arm spread: config.echo.order="),
-        # The last arm: those before it would run for minutes.
-        ("--config.arms.spread.echo.buffer=1", "arm spread: buffer=1 is too small"),
+        (
+            "--config.arms.spread.echo.order=spraed",
+            "variant spread: config.echo.order=",
+        ),
+        # The last variant: the others before it would run for minutes.
+        ("--config.arms.spread.echo.buffer=1", "variant spread: buffer=1 is too small"),
         (
             f"--config=communication:tiny {ONE_DEVICE}",
-            "arm every_4: config.local.sync_schedule='every' changes nothing on 1 "
+            "variant every_4: config.local.sync_schedule='every' changes nothing on 1 "
             "device; 8 devices are here: set --config.mesh.data=-1",
         ),
         (
@@ -249,12 +255,12 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
     ("given", "message"),
     [
         ("a b", "add --workdir FOLDER"),
-        (str(ROOT), "holds no config.json, so it is no run folder"),
+        (str(ROOT), "holds no config.json, so it is not a run folder"),
         ("a --fast", "unknown option '--fast'; see echo-jax report study --help"),
         ("a --updates 3", "unknown option '--updates'"),
         ("", "echo-jax report study: the following arguments are required: FOLDER"),
         ("study", "are required: FOLDER; see echo-jax report study --help"),
-        ("--workdir w ./scaling", "echo-jax report: scaling is no folder"),
+        ("--workdir w ./scaling", "echo-jax report: scaling is not a folder"),
         ("scaling a b", "required: --workdir; see echo-jax report scaling --help"),
         ("--debug scaling --workdir w", "are required: FOLDER"),
         ("scaling a --config lm:tiny --workdir w", "unknown option '--config'"),
@@ -297,8 +303,8 @@ def test_the_versions_come_without_jax():
         ("", "there is nothing to try; add --over"),
         (f"--over optim.lr=log:1:2 --config={QUICKSTART}", "is a study already; run"),
         ("--over optim.rl=log:1:2", "no field 'optim.rl', did you mean 'optim.lr'"),
-        ("--over optim.lr", "optim.lr: '' is no space to search; give SCALE:LOW"),
-        ("--over optim.lr=log:0:1", "'log:0:1' is no space to search"),
+        ("--over optim.lr", "optim.lr: '' is not a space to search; give SCALE:LOW"),
+        ("--over optim.lr=log:0:1", "'log:0:1' is not a space to search"),
         ("--over optim.lr=log:1:2 --points 0", "config.search.points=0 must be at le"),
         ("--over optim.lr=log:1:2 --jobs=-1", "jobs=-1"),
         (

@@ -284,8 +284,8 @@ def test_a_protocol_is_what_the_fields_say():
     made.search.space = ConfigDict(SPACE)
     made.update_from_flattened_dict({"search.points": 8, "confirm.streams": 4})
     found = protocol_of(made)
-    assert (found.arms, found.points, found.repeats) == (("b", "a"), 8, 5)
-    assert (found.streams, found.seed, found.cut) == (4, 0, 2.0)
+    assert (found.variants, found.points, found.repeats) == (("b", "a"), 8, 5)
+    assert (found.num_seeds, found.seed, found.cut) == (4, 0, 2.0)
     # Without a search there is nothing to repeat.
     made.search.space = ConfigDict()
     units = [str(unit) for unit in protocol_of(made).units()]
@@ -300,11 +300,14 @@ def test_a_protocol_is_what_the_fields_say():
         ({"stop.cut": 0.5}, r"cut=0.5 would end the best trials; set .*cut=2"),
         ({"stop.cut": float("nan")}, "cut=nan must be finite"),
         ({"storage_ratio": 4.0}, r"storage_ratio=4 is for seconds, and a search"),
-        ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: a trial must not depend"),
+        (
+            {"arms.a": {"echo": {"mode": "adaptive"}}},
+            "variant a: a trial must not depend",
+        ),
         # With its decisions given it is a trial, on more devices than there are.
-        ({"arms.a": {"echo": GIVEN, "mesh": {"data": 16}}}, "arm a: .*16"),
-        ({"arms.a.seeds": 1}, "arm a: .*seeds"),
-        ({"arms": {"a b": {}}}, "arm 'a b' cannot name a folder; use lett"),
+        ({"arms.a": {"echo": GIVEN, "mesh": {"data": 16}}}, "variant a: .*16"),
+        ({"arms.a.seeds": 1}, "variant a: .*seeds"),
+        ({"arms": {"a b": {}}}, "variant 'a b' cannot name a folder; use lett"),
     ],
 )
 def test_impossible_values_are_refused_with_the_fix(changes, message, tmp_path):

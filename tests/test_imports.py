@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": "echo inference.run",
     "__main__": "cli",
-    "arms": "config files terminal.notes training workloads",
     "cli": "cli config data.images.decode data.plain_text data.prepare "
     "data.sources.prepared files.folders inference runs searches studies terminal",
     "config": "config data.pipeline.spec data.pipeline.storage echo files "
@@ -32,14 +31,15 @@ ALLOWED = {
     "lazy": "",
     "inference": "config data.prepare files inference studies.page training workloads",
     "models": "models",
-    "runs": "arms config files inference.examples "
+    "runs": "config files inference.examples "
     "searches.making searches.trials searches.workers terminal.notes training "
-    "workloads",
+    "variants workloads",
     "searches": "config files searches studies terminal training workloads",
     "studies": "echo.instrument.rates files studies terminal.printable",
     "terminal": "terminal",
     "training": "config data.pipeline.shard echo files "
     "models.batch_norm terminal training workloads.base",
+    "variants": "config files terminal.notes training workloads",
     "workloads": "config data echo models workloads",
 }
 

@@ -8,9 +8,9 @@ r"""Echoing at several batch sizes, on CIFAR-10; figure 6 of the paper has other
 Each batch size is a study, since an echo is compared with no echo at the same size. An
 echo factor of 2 after each stage, until the accuracy is 91 %. All sizes see as many
 images (Choi et al. 2019 do this on LM1B and ImageNet). Learning rate, momentum and the
-length of the decay are searched for each arm: 5 searches of 100 points. The paper has
-batches of 128 on CIFAR-10 (figure 3c). ``:tiny`` is a smoke test with the small network
-of ``configs/cifar.py:tiny``, to 45 %.
+length of the decay are searched for each variant: 5 searches of 100 points. The paper
+has batches of 128 on CIFAR-10 (figure 3c). ``:tiny`` is a smoke test with the small
+network of ``configs/cifar.py:tiny``, to 45 %.
 
     echo-jax study --config configs/sweeps/cifar_batch_size.py --workdir runs/batch
 

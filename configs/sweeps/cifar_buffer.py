@@ -5,8 +5,8 @@
 An echo factor of 2, until the accuracy is 91 %. Batches go through a shuffle buffer of
 1, 10 and 100 batches, and decoded images through one of 10^3, 10^4 and 5 * 10^4 uses.
 The baseline's records are shuffled as a whole, so a buffer would add nothing.
-Learning rate, momentum and the length of the decay are searched for each arm: 5
-searches of 100 points. The paper has two of these arms on CIFAR-10 (figure 3c).
+Learning rate, momentum and the length of the decay are searched for each variant: 5
+searches of 100 points. The paper has two of these variants on CIFAR-10 (figure 3c).
 ``:tiny`` is a smoke test with the small network of ``configs/cifar.py:tiny``, to 45 %,
 and smaller buffers.
 """

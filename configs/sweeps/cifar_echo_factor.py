@@ -4,8 +4,8 @@
 
 Decoded images are echoed 1, 2, 4, 8 and 16 times, through a shuffle buffer of 10^4
 uses, until the accuracy is 91 %. Learning rate, momentum and the length of the decay
-are searched for each arm: 5 searches of 100 points. The paper has only a factor of 2 on
-CIFAR-10 (figure 3c). ``:tiny`` is a smoke test with the small network of
+are searched for each variant: 5 searches of 100 points. The paper has only a factor of
+2 on CIFAR-10 (figure 3c). ``:tiny`` is a smoke test with the small network of
 ``configs/cifar.py:tiny``, to 45 %.
 """
 

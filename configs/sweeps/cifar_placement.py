@@ -3,9 +3,9 @@
     echo-jax study --config configs/sweeps/cifar_placement.py --workdir runs/cifar_where
 
 An echo factor of 2 of batches, of augmented images and of decoded images, until the
-accuracy is 91 %. The arm ``spread`` is not in the paper. An arm may take as many
+accuracy is 91 %. The variant ``spread`` is not in the paper. A variant may take as many
 updates as the curves in the paper's appendix have. Learning rate, momentum and the
-length of the decay are searched for each arm: 5 searches of 100 points.
+length of the decay are searched for each variant: 5 searches of 100 points.
 
 The paper needed 11.1 million fresh examples without an echo. It needed 9.4, 7.3 and 6.4
 million with echoed batches, augmented images and decoded images. ``:tiny`` is a smoke

@@ -3,10 +3,10 @@
     echo-jax study --config configs/sweeps/coco_placement.py --workdir runs/coco_where
 
 An echo factor of 2 of batches, of augmented images and of decoded images, until the mAP
-is 0.24. The arm ``spread`` is not in the paper. An arm may take as many updates as the
-curves in the paper's appendix have. Learning rate and momentum are searched for each
-arm: 5 searches of 50 points. The paper also tuned the two drops of the learning rate;
-here they are after two thirds and five sixths of an arm's updates.
+is 0.24. The variant ``spread`` is not in the paper. A variant may take as many updates
+as the curves in the paper's appendix have. Learning rate and momentum are searched for
+each variant: 5 searches of 50 points. The paper also tuned the two drops of the
+learning rate; here they are after two thirds and five sixths of a variant's updates.
 
 The paper needed 6.63 million fresh examples without an echo. It needed 5.79, 4.40 and
 3.56 million with echoed batches, augmented images and decoded images. ``:tiny`` is a

@@ -5,11 +5,11 @@ r"""The quality at an equal fresh budget: Choi et al. 2019, figure 8.
         --workdir runs/budget_$data
     done
 
-Every arm reads as many fresh examples, an echo uses each of them 4 times, and the last
-value is compared. ``:lm`` reads 20.5 million examples of LM1B, and ``:imagenet`` 205
-million images. Learning rate and momentum are searched for each arm: one search, of 500
-points on LM1B and of 100 on ImageNet. The best point is trained on five new seeds. On
-ImageNet the learning rate decays until the end of each arm.
+Every variant reads as many fresh examples, an echo uses each of them 4 times, and the
+last value is compared. ``:lm`` reads 20.5 million examples of LM1B, and ``:imagenet``
+205 million images. Learning rate and momentum are searched for each variant: one
+search, of 500 points on LM1B and of 100 on ImageNet. The best point is trained on five
+new seeds. On ImageNet the learning rate decays until the end of each variant.
 
 The paper reports the best value of the best trial. On LM1B the cross-entropy was 3.800
 without an echo, and 3.708 and 3.638 with echoed batches and examples. On ImageNet the
@@ -68,7 +68,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _use_the_budget(arm: dict[str, Any], base: ConfigDict) -> None:
-    """Sets the factor of an arm, and the updates in which it reads the budget."""
+    """Sets the factor of a variant, and the updates in which it reads the budget."""
     is_batch = arm["echo"].get("stage") == "batch"
     # Uses that the buffer holds at the end have been read, too.
     left = 0 if is_batch else base.echo.buffer

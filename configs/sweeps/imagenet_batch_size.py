@@ -7,7 +7,7 @@ r"""Echoing at several batch sizes: Choi et al. 2019, figure 6, on ImageNet.
 
 Each batch size is a study, since an echo is compared with no echo at the same size. An
 echo factor of 2 after each stage, until the accuracy is 75 %. Learning rate, momentum
-and the length of the decay are searched for each arm: 5 searches of 50 points.
+and the length of the decay are searched for each variant: 5 searches of 50 points.
 
 The paper needed fewer fresh examples than the baseline by a factor of 0.95, 0.95, 1.04
 and 1.18 with echoed batches. The factors were 1.17, 1.21, 1.20 and 1.29 with augmented

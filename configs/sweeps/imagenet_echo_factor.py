@@ -3,13 +3,13 @@ r"""What echoing saves where reading is slow: Choi et al. 2019, figure 4, on Ima
     echo-jax study --config configs/sweeps/imagenet_echo_factor.py --workdir runs/e
 
 Decoded images are echoed 1 to 5 times, through a shuffle buffer of 10^5 uses, until the
-accuracy is 75 %. Every arm may take the same 110 thousand updates. Each arm has one
-search of 50 points over learning rate, momentum and the length of the decay. Its best
-point is trained on five new seeds, and the fresh examples are compared.
+accuracy is 75 %. Every variant may take the same 110 thousand updates. Each variant has
+one search of 50 points over learning rate, momentum and the length of the decay. Its
+best point is trained on five new seeds, and the fresh examples are compared.
 
 ``:seconds`` measures the seconds. Reading is made as slow as the paper's was: a fresh
-batch takes the time of 6 steps (R = 6). Give every arm its point from the search, as
-here ``e02``. Run the seeds 0 to 4, such as 1, then join them:
+batch takes the time of 6 steps (R = 6). Give every variant its point from the search,
+as here ``e02``. Run the seeds 0 to 4, such as 1, then join them:
 
     echo-jax study --config configs/sweeps/imagenet_echo_factor.py:seconds \
       --workdir runs/seconds_1 --config.base.seed=1 \
@@ -52,7 +52,7 @@ def get_config(variant: str = "") -> ConfigDict:
     study.base.stop_at_target = True
     arms = factor_arms(dict.fromkeys(_FACTORS, 0))
     if is_clocked:
-        # A flag can set what an arm has.
+        # A flag can set what a variant has.
         optim = study.base.optim
         for arm in arms.values():
             arm["optim"] = {

@@ -3,9 +3,9 @@
     echo-jax study --config configs/sweeps/imagenet_placement.py --workdir runs/where
 
 An echo factor of 2 of batches, of augmented images and of decoded images, until the
-accuracy is 75 %. The arm ``spread`` is not in the paper. An arm may take as many
+accuracy is 75 %. The variant ``spread`` is not in the paper. A variant may take as many
 updates as the curves in the paper's appendix have. Learning rate, momentum and the
-length of the decay are searched for each arm: 5 searches of 50 points.
+length of the decay are searched for each variant: 5 searches of 50 points.
 
 The paper needed 82.5 million fresh examples without an echo. It needed 86.6, 68.0 and
 42.5 million with echoed batches, augmented images and decoded images. ``:tiny`` is a

@@ -7,7 +7,7 @@ r"""Echoing at several batch sizes: Choi et al. 2019, figures 3a and 6.
 
 Each batch size is a study, since an echo is compared with no echo at the same size. An
 echo factor of 2, of batches and of examples of LM1B, until the cross-entropy is 3.9.
-Learning rate and momentum are searched for each arm: 5 searches of 100 points.
+Learning rate and momentum are searched for each variant: 5 searches of 100 points.
 
 The paper needed fewer fresh examples than the baseline by a factor of 1.02, 1.16, 1.46
 and 1.65 with echoed batches. The factors were 1.77, 1.84, 1.94 and 1.77 with echoed
@@ -29,7 +29,7 @@ from sweep_parts import (
 
 from echo_jax.config.study import set_arms
 
-# With room above what the slowest of the paper's arms took: echoed batches.
+# With room above what the slowest of the paper's variants took: echoed batches.
 _UPDATES = {"64": 250_000, "256": 80_000, "1024": 40_000, "4096": 20_000}
 # By batch size: echoed batches, echoed examples.
 _PAPER = {

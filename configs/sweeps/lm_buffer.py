@@ -5,7 +5,7 @@
 An echo factor of 2, until the cross-entropy is 3.9. Batches go through a shuffle buffer
 of 1, 10 and 100 batches, and examples through one of 10^5, 10^6 and 10^7 uses. The
 baseline's records are shuffled as a whole, so a buffer would add nothing. Learning rate
-and momentum are searched for each arm: 5 searches of 100 points.
+and momentum are searched for each variant: 5 searches of 100 points.
 
 The paper needed 10.7, 10.2 and 9.0 million fresh examples with echoed batches. With
 echoed examples it needed 9.1, 8.0 and 7.6 million, and without an echo 15.6 million.
@@ -52,7 +52,7 @@ def get_config(variant: str = "") -> ConfigDict:
         tiny_target(study)
         set_arms(study, buffer_arms("example", _BATCHES, (128, 512, 2048)))
     else:
-        # With room above what the slowest of the paper's arms took: echoed batches.
+        # With room above what the slowest of the paper's variants took: echoed batches.
         study.base.updates = 40_000
         set_arms(study, buffer_arms("example", _BATCHES, (10**5, 10**6, 10**7)))
         study.paper = ConfigDict(_PAPER)

@@ -6,9 +6,9 @@
 
 An echo factor of 2, of batches and of examples, until the cross-entropy is 3.9: the
 study of ``lm_batch_size.py:1024`` on other data. The folder ``crawl/`` holds text files
-of a crawl with one document a line. An arm may take as many updates as the curves in
+of a crawl with one document a line. A variant may take as many updates as the curves in
 the paper's appendix have. With 61 million blocks of 256 tokens no example is read
-twice, as in the paper. Learning rate and momentum are searched for each arm: 5
+twice, as in the paper. Learning rate and momentum are searched for each variant: 5
 searches of 100 points.
 
 The paper needed 47.3 million fresh examples without an echo. With echoed batches it

@@ -3,9 +3,9 @@
     echo-jax study --config configs/sweeps/lm_echo_factor.py --workdir runs/lm_factor
 
 Examples are echoed 1, 2, 4, 8 and 16 times, through a shuffle buffer of 10^6 uses,
-until the cross-entropy is 3.9. An arm may take as many updates as the curves in the
-paper's appendix have. Learning rate and momentum are searched for each arm: 5 searches
-of 100 points.
+until the cross-entropy is 3.9. A variant may take as many updates as the curves in the
+paper's appendix have. Learning rate and momentum are searched for each variant: 5
+searches of 100 points.
 
 The paper needed 15.6, 8.0, 4.9, 5.4 and 6.1 million fresh examples: at this batch size
 a factor above 4 only costs. ``:4096`` is the same with batches of 4096, where it needed

@@ -2,7 +2,7 @@
 
     echo-jax study --config configs/sweeps/lm_seconds.py --workdir runs/seconds_4
 
-Each factor trains once to the same loss, on one stream (another one by
+Each factor trains once to the same loss, with one seed (another one by
 ``--config.base.seed=1``), from a simulated storage from which a fresh batch takes as
 long as 4 steps; learning rate and momentum are those of s3_untuned.py. ``:2`` and
 ``:8`` are of other R; ``:tiny`` is a smoke test. Nothing else should run on the

@@ -1,4 +1,4 @@
-r"""What an echo is worth where a solver computes the data, every arm tuned.
+r"""What an echo is worth where a solver computes the data, every variant tuned.
 
     echo-jax study --config configs/sweeps/s10_heat.py --workdir runs/s10
 
@@ -21,7 +21,7 @@ while the buffer has too few. Here a batch is fresh or repeats as a whole, each 
 example is used at once, the oldest gives way, and a coin takes the place of the
 solver's speed, so that the trials are the same on every machine.
 
-Narrower than the protocol of the studies: 3 searches in place of 5, and 8 new streams
+Narrower than the protocol of the studies: 3 searches in place of 5, and 8 new seeds
 in place of 16, as the others have. A trial ends at 1.5 times the updates of the best
 one before it in place of 2, which changes no best point. In a pilot of 23 trials (no
 echo, e = 2) the best momenta lay at the upper edge of the space of the other sweeps,

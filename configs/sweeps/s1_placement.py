@@ -1,11 +1,11 @@
-"""Where and in which order to echo, at e = 2: every arm tuned, with intervals.
+"""Where and in which order to echo, at e = 2: every variant tuned, with intervals.
 
     echo-jax study --config configs/sweeps/s1_placement.py --workdir runs/s1
 
 A byte-level Transformer on the Python standard library's source code, an example of
-Choi et al. 2019, figure 3, in small: each arm is searched 3 times over 16 points of
+Choi et al. 2019, figure 3, in small: each variant is searched 3 times over 16 points of
 learning rate and momentum, and the best point of each search is trained on 8 new
-streams. The warm-up is followed by a constant rate. ``:cifar`` is ResNet-8 on CIFAR-10,
+seeds. The warm-up is followed by a constant rate. ``:cifar`` is ResNet-8 on CIFAR-10,
 which has augmentation to echo before:
 
     echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10

@@ -1,11 +1,11 @@
-"""The worth of a repeat by its lag, the updates between two uses of an example.
+"""The value of a repeat by its lag (reuse distance): the updates between two uses.
 
     echo-jax study --config configs/sweeps/s4_lag.py --workdir runs/s4_32
 
 A byte-level Transformer on the Python standard library's source code, e = 2: batches
 back to back (a lag of 1), and examples spread evenly over buffers in which their second
-use comes 4, 16 or 64 updates after the first; beside them, shuffled within the memory
-of 16. Choi et al. 2019, figure 7, is of the same on LM1B.
+use comes 4, 16 or 64 updates after the first. They are compared with examples shuffled
+within the memory of 16. Choi et al. 2019, figure 7, is of the same on LM1B.
 
 ``:8`` is of batches of 8. ``:long`` takes 3,000 updates of 8, so that a lag may be
 1,000, and compares the last loss. ``:cifar`` is ResNet-8 on CIFAR-10, prepared as
@@ -22,7 +22,7 @@ from echo_jax.config.study import default_study
 
 _LAGS = {"8": (4, 16, 64), "32": (4, 16, 64), "long": (16, 256, 1000), "tiny": (4,)}
 # Choi et al. 2019, figures 7 and 3: echoed batches on LM1B and on CIFAR-10. The other
-# arms of the paper have its shuffle buffer.
+# variants of the paper have its shuffle buffer.
 _PAPER_LM, _PAPER_CIFAR = {"lag_1": 0.684}, {"lag_1": 0.848}
 
 VARIANTS = ("8", "32", "cifar", "long", "tiny")

@@ -3,7 +3,7 @@
     echo-jax study --config configs/sweeps/s5_epochs.py --workdir runs/s5
 
 A byte-level Transformer on the Python standard library's source code takes 512 updates
-of 32, and its last loss is compared. Every arm is searched over learning rate,
+of 32, and its last loss is compared. Every variant is searched over learning rate,
 momentum and weight decay:
 
     baseline    16,384 fresh examples: what no echo can beat
@@ -12,9 +12,9 @@ momentum and weight decay:
     cache       the same examples, each used 8 times, as many of them in memory
     echo_512    the same with 512 in memory; echo_64 and batch with less
 
-All other arms but ``epochs_4`` know the same 2,048 examples. ``epochs`` reads 16,384
-times, ``batch`` 2,048 times, and the others as often and what they have begun to use at
-the end: ``cache`` 2,993 times. ``:tiny`` is a smoke test.
+All other variants but ``epochs_4`` know the same 2,048 examples. ``epochs`` reads
+16,384 times, ``batch`` 2,048 times, and the others as often and what they have begun to
+use at the end: ``cache`` 2,993 times. ``:tiny`` is a smoke test.
 """
 
 from typing import Any

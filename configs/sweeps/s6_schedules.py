@@ -13,7 +13,7 @@ of 32. Before each of them a coin says whether a fresh batch is loaded, with pro
     adaptive_4  an adaptive echo whose data is ready before every fourth update, and
                 that may use it 4 times; adaptive_8 may use it 8 times
 
-Every arm is searched. A manuscript under review claims that the cosine is best.
+Every variant is searched. A manuscript under review claims that the cosine is best.
 
 ``:decay`` has a learning rate that falls to 1 % along a cosine. ``:cifar`` is ResNet-8
 on CIFAR-10, prepared as ``s1_placement.py`` says; its last accuracy is compared.

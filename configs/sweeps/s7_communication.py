@@ -1,4 +1,4 @@
-r"""What devices may leave unsaid: a quarter of the bytes in four ways, every arm tuned.
+r"""Four ways to send a quarter of the bytes between devices, every variant tuned.
 
     NPROC=8 JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 \
       echo-jax study --config configs/sweeps/s7_communication.py --workdir runs/s7
@@ -13,9 +13,9 @@ compared:
     bernoulli     replicas that synchronise after each with probability 1/4
     diloco        replicas that synchronise after every 4th, with an outer step
 
-All but the baseline send a quarter of its bytes. Every arm is searched. With ``:echo``
-every example is used 4 times, by the device that has it, at a quarter of the reads.
-``:tiny`` is a smoke test.
+All but the baseline send a quarter of its bytes. Every variant is searched. With
+``:echo`` every example is used 4 times, by the device that has it, at a quarter of the
+reads. ``:tiny`` is a smoke test.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-r"""The cost of a batch eight times as large at equal examples, every arm tuned.
+r"""The cost of a batch eight times as large at equal examples, every variant tuned.
 
     echo-jax study --config configs/sweeps/s8_large_batch.py --workdir runs/s8
 
@@ -13,9 +13,9 @@ examples, and its last loss is compared:
     growing       batches of 32, then of 128, then of 256, with a rate that stays (Smith
                   et al. 2018): half of the examples, a quarter, and a quarter
 
-The learning rate of every arm is searched in one space. Of LAMB it is the length of a
-step beside that of the weights, and so it is of LARS, whose trust coefficient is 1; the
-other numbers are as they are. ``:tiny`` is a smoke test.
+The learning rate of every variant is searched in one space. With LAMB,
+and with LARS at a trust coefficient of 1, the rate is the length of a step relative to
+the length of the weights. ``:tiny`` is a smoke test.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-r"""What an echo is worth where photographs are decoded from JPEG, every arm tuned.
+r"""What an echo is worth where photographs are decoded from JPEG, every variant tuned.
 
     echo-jax prepare images photographs/ --holdout 0.2 --out data/photographs
     export PYTHONPATH=configs/sweeps

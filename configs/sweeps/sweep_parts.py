@@ -1,4 +1,4 @@
-"""Common parts of the sweeps: how a study starts, its arms, and its search."""
+"""Common parts of the sweeps: how a study starts, its variants, and its search."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def check_variant(variant: str, known: tuple[str, ...]) -> None:
 
 
 def start_study(name: str, config: str, *, ratio: float = 0.0) -> ConfigDict:
-    """Returns a study without arms.
+    """Returns a study without variants.
 
     Args:
       name: Its title.
@@ -68,9 +68,9 @@ def placement_study(
       config: The file of the config of its runs, such as ``"cifar.py"``.
       variant: ``""`` or ``"tiny"``.
       points: Number of points of a search.
-      paper: The paper's ratios of an arm's fresh examples to the baseline's.
-      updates: Maximum updates of each arm that needs more than the base has. The drops
-        of a piecewise learning rate move in proportion.
+      paper: The paper's ratios of a variant's fresh examples to the baseline's.
+      updates: Maximum updates of each variant that needs more than the base has. The
+        drops of a piecewise learning rate move in proportion.
       decay_updates: Lengths of a linear decay to search over, if any.
     """
     check_variant(variant, ("tiny",))
@@ -109,7 +109,7 @@ def buffer_arms(
 
 
 def factor_arms(updates: Mapping[int, int]) -> dict[str, Any]:
-    """Returns an arm for each echo factor, with the updates that it may take.
+    """Returns a variant for each echo factor, with the updates that it may take.
 
     Args:
       updates: By factor; 0 for as many as the base has.
@@ -175,7 +175,7 @@ def small_resnet(batch_size: int = 64) -> ConfigDict:
 
 
 def search_space(study: ConfigDict, *, tiny: bool = False) -> None:
-    """Sets how the arms of a study are searched and confirmed, by their optimizer.
+    """Sets how the variants of a study are searched and confirmed, by their optimizer.
 
     The spaces began as those of AlgoPerf's archived searches. In a pilot (8 points, one
     search) the best momenta lay at their lower edge, so that they were moved.
@@ -208,7 +208,7 @@ def search_like_paper(
     decay_updates: Sequence[int] = (),
     tiny: bool = False,
 ) -> None:
-    """Sets the search of Choi et al. 2019, section 3: every arm tuned, five times.
+    """Sets the search of Choi et al. 2019, section 3: every variant tuned, five times.
 
     The paper states no ranges. Here the learning rate is within a factor of 16 of the
     config's, and 1 - momentum is between 0.01 and 0.5.
@@ -216,7 +216,7 @@ def search_like_paper(
     Args:
       study: From `start_study`, with its base complete.
       points: Number of points of a search; the paper took 100 or 50.
-      repeats: Number of searches of each arm.
+      repeats: Number of searches of each variant.
       streams: Number of new seeds on which the best point of each search is trained.
       decay_updates: Lengths of a linear decay to search over, if any.
       tiny: Whether it is for a smoke test.
@@ -233,13 +233,16 @@ def search_like_paper(
     study.confirm.streams = 1 if tiny else streams
 
 
-def less_than(arm: str, other: str, says: str, bound: float = 1.0) -> dict[str, Any]:
-    """Returns a falsifier: that an arm needs fewer fresh examples than another one.
+def less_than(
+    variant: str, other: str, says: str, bound: float = 1.0
+) -> dict[str, Any]:
+    """Returns the prediction that a variant of the study does not need fewer examples.
 
     Args:
-      arm: The one that would need fewer.
-      other: The one that is expected to.
-      says: What that would mean.
-      bound: The ratio of the arm's fresh examples to the other's.
+      variant: The variant whose fresh examples are counted.
+      other: The variant with which it is compared.
+      says: The meaning of the result that refutes the prediction.
+      bound: The prediction: the least ratio of the variant's fresh examples to the
+        other's. Without a target: the least difference of their last values.
     """
-    return {"says": says, "arm": arm, "over": other, "below": bound}
+    return {"says": says, "arm": variant, "over": other, "below": bound}

@@ -53,13 +53,14 @@ examples:
 _STUDY_EPILOG = """\
 To search values of one config's fields from the command line, use 'echo-jax sweep'.
 
-The variants (arms) run one after another. --config.base.FIELD=VALUE sets a field of all
-arms, and --config.arms.ARM.FIELD=VALUE one that the study file changes in that arm. The
-same command with the same workdir resumes: finished arms are kept.
+The variants of the study run one after another. --config.base.FIELD=VALUE sets a field
+of all variants. --config.arms.VARIANT.FIELD=VALUE sets a field that the study file
+changes in that variant. The same command with the same workdir resumes, and keeps
+finished variants.
 
-A study with a search space (the field search of its config) is many small trials, made
-by one process for each core, and by every other call with the same workdir, on this or
-another machine. More points, repeats or streams keep the trials that there are.
+A study with a search space (the field search of its config) is many small trials. One
+process for each core makes them, and so does every other call with the same workdir, on
+this or another machine. More points, repeats or seeds keep the existing trials.
 
 examples:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart
@@ -68,11 +69,11 @@ examples:
 _SWEEP_EPILOG = """\
 To compare variants that a study file lists, use 'echo-jax study'.
 
-It trains the config at quasi-random points, then the best point on new seeds. It shows
-what each needed to reach the config's target, or its last metric. SCALE is log, linear,
-or log1m: evenly over orders of magnitude of 1 less the value. Every other field is a
-flag, --config.FIELD=VALUE. The same command with the same workdir resumes, also with
-more points or seeds.
+It trains the config at quasi-random points, then the best point with new seeds. It
+shows the cost of each to reach the config's target, or its last metric. SCALE is log,
+linear, or log1m: evenly over orders of magnitude of 1 minus the value. Every other
+field is a flag, --config.FIELD=VALUE. The same command with the same workdir resumes,
+also with more points or seeds.
 
 examples:
   echo-jax sweep --config configs/lm.py:tiny --workdir runs/lr \\
@@ -182,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
             required=True,
             metavar="CONFIG[:VARIANT]",
             help="a config file, or the name of one that 'echo-jax configs' lists, and "
-            "which of its variants",
+            "a variant of the config",
         )
     for command in (train, study, sweep):
         command.add_argument(
@@ -197,10 +198,10 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FIELD=SCALE:LOW:HIGH",
-        help="what is tried of a field; or FIELD=choice:A,B; may be repeated",
+        help="the values of a field to try, or FIELD=choice:A,B; may be repeated",
     )
-    add_number(sweep, "--points", 16, "N", "how many points are tried")
-    about = "on how many new seeds the best point is trained again"
+    add_number(sweep, "--points", 16, "N", "number of points to try")
+    about = "number of new seeds with which the best point is trained again"
     add_number(sweep, "--seeds", 3, "N", about)
     for command in (study, sweep):
         command.add_argument(

@@ -32,12 +32,12 @@ examples:
 Each word has a --help of its own."""
 
 _STUDY_EPILOG = """\
-It prints a table, and writes table.md, figure.png, figure.svg and report.html.
+It prints a table, and writes table.md, figures (PNG and SVG) and report.html.
 
-several studies that searched   which arm of each is the fastest at which R; studies
-                                that did not search are points of the figure
-several studies that differ     what each arm needed over the seeds
-in the seed alone
+several studies that searched   which variant of each is the fastest at which R;
+                                studies without a search are points of the figure
+several studies that differ     the costs of each variant over the seeds
+only in the seed
 
 examples:
   echo-jax report study runs/quickstart
@@ -65,7 +65,7 @@ def add_command(add: Callable[..., Any]) -> None:
     """Adds the command with its words, and the options of each."""
     report = add("report", "compare finished runs", _EPILOG)
     words = report.add_subparsers(dest="word", required=True, metavar="WORD")
-    about = "compare the arms of a study, several runs, or several studies"
+    about = "compare the variants of a study, several runs, or several studies"
     study = add("study", about, _STUDY_EPILOG, words)
     about = "compare runs of one training on different numbers of devices"
     scaling = add("scaling", about, _SCALING_EPILOG, words)
@@ -140,7 +140,7 @@ def show(folders: Sequence[epath.Path], workdir: epath.Path) -> int:
 def _report(folders: Sequence[epath.Path]) -> Any:
     """Returns the report on folders, which depends on what they hold."""
     from echo_jax.searches.comparison import is_searched, read_search
-    from echo_jax.searches.fastest import best_arms, fastest_report
+    from echo_jax.searches.fastest import best_variants, fastest_report
     from echo_jax.searches.table import search_report
     from echo_jax.studies.seeds import read_seeds, seeds_report
     from echo_jax.studies.table import study_report
@@ -150,7 +150,7 @@ def _report(folders: Sequence[epath.Path]) -> Any:
     if searched and len(folders) == 1:
         return search_report(read_search(folders[0]))
     if searched and all(are_studies):
-        found = [(each, best_arms(each)) for each in map(read_search, searched)]
+        found = [(each, best_variants(each)) for each in map(read_search, searched)]
         clocked = [read_study(each) for each in folders if each not in searched]
         return fastest_report(found, clocked=clocked)
     if len(folders) > 1 and all(are_studies):

@@ -198,7 +198,7 @@ def check_field(config: Config, name: str) -> None:
             f"config.{name} is a group; set one of its fields: {', '.join(inside)}"
         )
     of_all = re.sub(r"^(arms\.[^.]+\.)?", "base.", name)
-    hint = f"; of all arms it is --config.{of_all}" * (of_all in fields)
+    hint = f"; of all variants it is --config.{of_all}" * (of_all in fields)
     raise UnknownFieldError(
         f"config has no field {name!r}{_did_you_mean(name, fields)}{hint}; "
         "'echo-jax configs show CONFIG' lists its fields"

@@ -1,4 +1,4 @@
-"""The fields of a study: the arms that are compared, and their search."""
+"""The fields of a study: the variants that are compared, and their search."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,13 +16,13 @@ from echo_jax.studies.fields import flat_fields
 
 @dataclass(frozen=True)
 class SearchSpec(Group):
-    """The search of every arm."""
+    """The search of every variant."""
 
     # Searched fields of the base, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
-    # Without any, the arms keep their configs.
+    # Without any, the variants keep their configs.
     space: Any = field(default_factory=dict)
     points: Count = 16  # points of a search; powers of two fill a space best
-    repeats: Count = 5  # independent searches of each arm
+    repeats: Count = 5  # independent searches of each variant
     seed: Natural = 0  # of the points
 
 
@@ -30,8 +30,9 @@ class SearchSpec(Group):
 class ConfirmSpec(Group):
     """The trainings that confirm a search."""
 
-    # New streams (data, initialisation, dropout) on which the best point of each search
-    # is trained. Without a search, every arm is trained on them; 0: as a single run.
+    # Number of new seeds (data, initial values, dropout) with which the best point of
+    # each search is trained. Without a search, the number of seeds of every variant;
+    # 0: each variant is one run.
     streams: Natural = 0
 
 
@@ -51,20 +52,20 @@ class StopSpec(Group):
 
 @dataclass(frozen=True)
 class StudySpec(Group):
-    """A study; ``base`` is a training config, and the arms differ from it."""
+    """A study; ``base`` is a training config, and the variants differ from it."""
 
     name: str = ""  # the title
     storage_ratio: float = 0.0  # R, to which reading is slowed down; 0 leaves it
     search: SearchSpec = field(default_factory=SearchSpec)
     confirm: ConfirmSpec = field(default_factory=ConfirmSpec)
     stop: StopSpec = field(default_factory=StopSpec)
-    order: tuple[str, ...] = ()  # the names of the arms, as they run
-    # Results that would falsify the study's expectation, written before its trials. A
-    # change is refused once there are trials. Each is a dict of says, arm, over and
-    # below (the bound); see `echo_jax.searches.comparison.Falsified`.
+    order: tuple[str, ...] = ()  # the names of the variants, as they run
+    # Predictions, written before the trials. A change is refused once there are trials.
+    # Each is a dict of says (the meaning, if refuted), arm and over (two variants), and
+    # below (the bound that refutes it); see `echo_jax.searches.comparison.Prediction`.
     falsifiers: tuple[Any, ...] = ()
-    # Published ratios of an arm's fresh examples to the baseline's. Without a target:
-    # published differences of the last value from the baseline's.
+    # Published ratios of a variant's fresh examples to the baseline's. Without a
+    # target: published differences of the last value from the baseline's.
     paper: Any = field(default_factory=dict)
 
 
@@ -92,7 +93,7 @@ def default_study(
 
 
 def set_arms(study: Config, arms: Mapping[str, Any]) -> None:
-    """Sets the arms of a study, in the order in which they run.
+    """Sets the variants of a study, in the order in which they run.
 
     Args:
       study: The study, unlocked.
@@ -115,7 +116,7 @@ def sweep_of(
       over: The tried values of each field, by its dotted name: ``log:1e-4:1e-2``.
       name: The title of the study.
       points: Number of points to try.
-      streams: Number of streams on which the best point is trained again.
+      streams: Number of new seeds with which the best point is trained again.
 
     Raises:
       ValueError: `over` is empty or names an unknown field; or `config` is a study.
@@ -146,9 +147,9 @@ def sweep_of(
 
 
 def arm_names(study: Config) -> list[str]:
-    """Returns the names of a study's arms, in the order in which they run.
+    """Returns the names of a study's variants, in the order in which they run.
 
-    Arms that are not in the order, such as arms added later, come last.
+    Variants that are not in the order, such as variants added later, come last.
     """
     names = list(study.arms)
     ordered = [name for name in study.get("order", ()) if name in names]

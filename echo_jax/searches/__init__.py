@@ -5,10 +5,10 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "comparison": ["ArmResult", "Searched", "is_searched", "read_search"],
-        "fastest": ["best_arms", "fastest_report", "speedup_by_clock"],
+        "comparison": ["Searched", "VariantResult", "is_searched", "read_search"],
+        "fastest": ["best_variants", "fastest_report", "speedup_by_clock"],
         "figures": ["mean_points"],
-        "making": ["make_trials", "num_missing", "refuse_other_falsifiers"],
+        "making": ["make_trials", "num_missing", "refuse_other_predictions"],
         "space": ["Axis", "Space"],
         "statistics": ["Interval", "expected_best", "mean_interval"],
         "table": ["search_report"],

@@ -1,4 +1,4 @@
-"""Compares the arms of a study that searched: their costs, with intervals."""
+"""Compares the variants of a study that searched: their costs, with intervals."""
 
 import math
 import os
@@ -36,7 +36,7 @@ _MOST_UNITS = 100_000
 
 
 class Searched(NamedTuple):
-    """The result of one search of an arm; `confirmed` are trials on new streams."""
+    """The result of one search of a variant; `confirmed` are trials with new seeds."""
 
     trials: Sequence[Trial]
     best: Trial | None
@@ -44,15 +44,15 @@ class Searched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ArmResult:
+class VariantResult:
     """One line of the comparison.
 
     Attributes:
-      searches: One for each repeat; a single one for an arm that was not searched.
-      fresh, updates: The arm's cost to the target over the baseline's. None without a
-        baseline, a target, or streams that can be paired.
+      searches: One for each repeat; a single one for a variant that was not searched.
+      fresh, updates: The variant's cost to the target over the baseline's. None without
+        a baseline, a target, or seeds that can be paired.
       final: The last value of the metric minus the baseline's.
-      is_bound: Whether a stream missed the target, so that the ratios are lower bounds.
+      is_bound: Whether a seed missed the target, so that the ratios are lower bounds.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ArmResult:
 
     @property
     def confirmed(self) -> list[Trial]:
-        """All trials on new streams."""
+        """All trials with new seeds."""
         return [trial for each in self.searches for trial in each.confirmed]
 
     @property
@@ -84,7 +84,7 @@ class ArmResult:
 
     @property
     def n(self) -> str:
-        """The number of trials on new streams, as "SEARCHES x STREAMS" or "STREAMS"."""
+        """The number of trials with new seeds, as "SEARCHES x SEEDS" or "SEEDS"."""
         sizes = [len(each.confirmed) for each in self.searches if each.confirmed]
         return f"{len(sizes)} x {max(sizes)}" if len(sizes) > 1 else f"{sum(sizes)}"
 
@@ -99,35 +99,35 @@ class ArmResult:
         return sum(known) / len(known) if known else None
 
     def mean(self, name: str) -> float | None:
-        """Returns the mean of a field over the new streams; None if one lacks it."""
+        """Returns the mean of a field over the new seeds; None if one lacks it."""
         values = [getattr(trial, name) for trial in self.confirmed]
         if not values or None in values:
             return None
         return float(np.mean(values))
 
 
-class Falsified(NamedTuple):
-    """The outcome of a falsifier of an expectation, written down before the study."""
+class Prediction(NamedTuple):
+    """A prediction, written before the study, and what the study found."""
 
-    says: str
-    arm: str
+    says: str  # What the study would show if the prediction is refuted.
+    variant: str
     over: str
-    # Fresh examples of `arm` / of `over`, or the difference of their last values.
+    # Fresh examples of `variant` / of `over`, or the difference of their last values.
     ratio: Interval
     bound: float
     # Whether the ratio is below `bound`; None where the interval holds it.
-    is_met: bool | None
+    is_refuted: bool | None
 
 
 @dataclass(frozen=True)
 class Search:
-    """A study that searched, or that trained its arms on several streams."""
+    """A study that searched, or that trained its variants with several seeds."""
 
     name: str
-    base: Mapping[str, Any]  # The config of the arms, plain fields.
+    base: Mapping[str, Any]  # The config of the variants, plain fields.
     protocol: Protocol
-    arms: Sequence[ArmResult]  # The baseline first.
-    falsifiers: Sequence[Falsified]
+    variants: Sequence[VariantResult]  # The baseline first.
+    predictions: Sequence[Prediction]
     # The environments on which trials were made.
     environments: Sequence[Mapping[str, Any]]
     # Published ratios to a baseline's fresh examples, or differences in last values.
@@ -135,7 +135,7 @@ class Search:
 
     @property
     def has_target(self) -> bool:
-        """Whether arms are compared by their costs to a target."""
+        """Whether variants are compared by their costs to a target."""
         return bool(self.base["target"])
 
     @property
@@ -145,14 +145,14 @@ class Search:
         return printable(str(said or _METRICS.get(self.base["workload"], "metric")))
 
     @property
-    def baseline(self) -> ArmResult | None:
-        return next((arm for arm in self.arms if arm.name == BASELINE), None)
+    def baseline(self) -> VariantResult | None:
+        return next((each for each in self.variants if each.name == BASELINE), None)
 
     @property
     def mode(self) -> str:
         """``min`` or ``max``: whether a smaller or a larger metric is better."""
-        for arm in self.arms:
-            for trial in (*arm.trials, *arm.confirmed):
+        for variant in self.variants:
+            for trial in (*variant.trials, *variant.confirmed):
                 if self.has_target and trial.values and trial.values[0] is not None:
                     return "max" if trial.values[0] < self.base["target"] else "min"
                 if not self.has_target and trial.score:
@@ -179,10 +179,10 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
         metadata = read_json(folder / "study.json", fields.SEARCH)
         metadata = fields.with_names_of_now(metadata)
         if metadata is None:
-            raise StudyError(f"{folder} holds no study.json, so it is no study")
+            raise StudyError(f"{folder} holds no study.json, so it is not a study")
         _refuse_damaged(folder / "study.json", metadata)
         protocol = Protocol.of(map(printable, metadata["arms"]), metadata)
-        results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
+        results = {x: _searches(folder, protocol, x) for x in protocol.variants}
         environments: list[Mapping[str, Any]] = []
         for unit in protocol.units():
             new = read_environments(folder, unit)
@@ -193,16 +193,16 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
         raise StudyError(f"{folder} holds no trials yet; run its study first")
     has_target = bool(metadata["base_config"]["target"])
     baseline = results.get(BASELINE)
-    names = sorted(protocol.arms, key=lambda arm: arm != BASELINE)
+    names = sorted(protocol.variants, key=lambda name: name != BASELINE)
     return Search(
         name=printable(metadata["name"]),
         base=metadata["base_config"],
         protocol=protocol,
-        arms=[_result(name, results[name], baseline, has_target) for name in names],
-        falsifiers=[
+        variants=[_result(name, results[name], baseline, has_target) for name in names],
+        predictions=[
             found
             for each in metadata["falsifiers"]
-            if (found := _falsified(each, results, has_target))
+            if (found := _prediction(each, results, has_target))
         ],
         environments=environments,
         paper=metadata.get("paper", {}),
@@ -211,31 +211,33 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
 
 def _refuse_damaged(path: epath.Path, metadata: Mapping[str, Any]) -> None:
     """Refuses values that no study writes and that would break the reading."""
-    arms, search = metadata["arms"], metadata["search"]
-    if not all(map(is_name, arms)) or len({*arms}) < len(arms):
-        raise DamagedFileError(path, "its arms are no names")
-    if not 1 <= search["repeats"] * max(1, len(arms)) <= _MOST_UNITS:
+    variants, search = metadata["arms"], metadata["search"]
+    if not all(map(is_name, variants)) or len({*variants}) < len(variants):
+        raise DamagedFileError(path, "its 'arms' are not names of variants")
+    if not 1 <= search["repeats"] * max(1, len(variants)) <= _MOST_UNITS:
         raise DamagedFileError(path, f"'search.repeats' is {search['repeats']!r:.40}")
     if metadata["base_config"]["batch_size"] < 1:
         raise DamagedFileError(path, "'base_config.batch_size' is below 1")
     for each in metadata["falsifiers"]:
-        what = "one is none" if not isinstance(each, dict) else ""
-        if what := what or missing(each, fields.FALSIFIER):
-            raise DamagedFileError(path, f"of its falsifiers, {what}")
-    for arm, ratio in metadata.get("paper", {}).items():
+        what = "" if isinstance(each, dict) else "one is not an object"
+        if what := what or missing(each, fields.PREDICTION):
+            raise DamagedFileError(path, f"of its 'falsifiers', {what}")
+    for variant, ratio in metadata.get("paper", {}).items():
         if not isinstance(ratio, int | float):
-            raise DamagedFileError(path, f"'paper.{printable(arm)}' is no number")
+            raise DamagedFileError(
+                path, f"'paper.{printable(variant)}' is not a number"
+            )
 
 
-def _searches(folder: epath.Path, protocol: Protocol, arm: str) -> list[Searched]:
+def _searches(folder: epath.Path, protocol: Protocol, variant: str) -> list[Searched]:
     found = []
     for repeat in range(protocol.repeats):
-        unit = Unit(arm, "search", repeat)
+        unit = Unit(variant, "search", repeat)
         trials = read_unit(folder, unit) if protocol.space.axes else []
         for trial in trials:
             if {*trial.point} != {*protocol.space.axes}:
                 raise DamagedFileError(unit.path(folder), "points of another space")
-        confirmed = read_unit(folder, Unit(arm, "confirm", repeat))
+        confirmed = read_unit(folder, Unit(variant, "confirm", repeat))
         found.append(Searched(trials, best_of(trials), confirmed))
     return found
 
@@ -245,30 +247,32 @@ def _result(
     searches: Sequence[Searched],
     baseline: Sequence[Searched] | None,
     has_target: bool,
-) -> ArmResult:
+) -> VariantResult:
     fresh = updates = final = None
     if baseline is not None and name != BASELINE and has_target:
         fresh, updates = (_ratio(searches, baseline, x) for x in ("fresh", "updates"))
     elif baseline is not None and name != BASELINE:
         final = _difference(searches, baseline)
     is_bound = any(trial.score is None for each in searches for trial in each.confirmed)
-    return ArmResult(name, searches, fresh, updates, final, is_bound)
+    return VariantResult(name, searches, fresh, updates, final, is_bound)
 
 
 def _ratio(
-    arm: Sequence[Searched], other: Sequence[Searched], what: str
+    variant: Sequence[Searched], other: Sequence[Searched], what: str
 ) -> Interval | None:
-    """Returns the ratio of two arms' costs, paired by search and stream."""
+    """Returns the ratio of two variants' costs, paired by search and seed."""
     found = [
         [math.log(_cost(a, what) / _cost(b, what)) for a, b in row]
-        for row in _pairs(arm, other)
+        for row in _pairs(variant, other)
     ]
     return mean_interval(found).exp() if found else None
 
 
-def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval | None:
-    """Returns the difference of two arms' last values."""
-    pairs = [[(a.final, b.final) for a, b in row] for row in _pairs(arm, other)]
+def _difference(
+    variant: Sequence[Searched], other: Sequence[Searched]
+) -> Interval | None:
+    """Returns the difference of two variants' last values."""
+    pairs = [[(a.final, b.final) for a, b in row] for row in _pairs(variant, other)]
     known = [[a - b for a, b in r if a is not None and b is not None] for r in pairs]
     if not pairs or [*map(len, known)] != [*map(len, pairs)]:
         return None  # A trial that diverged has no last value.
@@ -276,11 +280,11 @@ def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval 
 
 
 # The speedup is computed from the counts, see `statistics.relative_seconds`. The
-# array is empty if no streams can be paired. `ratio` is R.
+# array is empty if no seeds can be paired. `ratio` is R.
 def log_speedups(
-    arm: ArmResult, other: ArmResult, *, batch_size: int, ratio: float
+    variant: VariantResult, other: VariantResult, *, batch_size: int, ratio: float
 ) -> np.ndarray:
-    """Returns log speedups of `arm` over `other`, float64[searches, streams]."""
+    """Returns log speedups of `variant` over `other`, float64[searches, seeds]."""
 
     def seconds(trial: Trial) -> float:
         fresh, updates = _cost(trial, "fresh"), _cost(trial, "updates")
@@ -288,18 +292,18 @@ def log_speedups(
 
     found = [
         [math.log(seconds(b) / seconds(a)) for a, b in row]
-        for row in _pairs(arm.searches, other.searches)
+        for row in _pairs(variant.searches, other.searches)
     ]
     return np.array(found, float)
 
 
 def _pairs(
-    arm: Sequence[Searched], other: Sequence[Searched]
+    variant: Sequence[Searched], other: Sequence[Searched]
 ) -> list[list[tuple[Trial, Trial]]]:
-    """Returns two arms' trials in pairs, for the streams that all searches have."""
+    """Returns two variants' trials in pairs, for the seeds that all searches have."""
     rows = [
         list(zip(a.confirmed, b.confirmed, strict=False))
-        for a, b in zip(arm, other, strict=True)
+        for a, b in zip(variant, other, strict=True)
         if a.confirmed and b.confirmed
     ]
     width = min(map(len, rows), default=0)
@@ -307,24 +311,26 @@ def _pairs(
 
 
 def _cost(trial: Trial, what: str) -> float:
-    """Returns fresh examples or updates to the target, or all if it was not met."""
-    met = getattr(trial, f"{what}_to_target")
-    cost = met if met is not None else max(getattr(trial, what), default=1)
-    return max(cost, 1)  # Some trials meet the target before the first update.
+    """Returns fresh examples or updates to the target, or all if it was missed."""
+    reached = getattr(trial, f"{what}_to_target")
+    cost = reached if reached is not None else max(getattr(trial, what), default=1)
+    return max(cost, 1)  # Some trials reach the target before the first update.
 
 
-def _falsified(
+def _prediction(
     given: Mapping[str, Any],
     results: Mapping[str, Sequence[Searched]],
     has_target: bool,
-) -> Falsified | None:
-    arm, other = results.get(given["arm"]), results.get(given["over"])
-    if arm is None or other is None:
+) -> Prediction | None:
+    variant, other = results.get(given["arm"]), results.get(given["over"])
+    if variant is None or other is None:
         return None
-    ratio = _ratio(arm, other, "fresh") if has_target else _difference(arm, other)
+    ratio = (
+        _ratio(variant, other, "fresh") if has_target else _difference(variant, other)
+    )
     if ratio is None:
         return None
     bound = float(given["below"])
-    is_met = ratio.high < bound if not ratio.low < bound <= ratio.high else None
+    is_refuted = ratio.high < bound if not ratio.low < bound <= ratio.high else None
     says, name, over = (printable(given[key]) for key in ("says", "arm", "over"))
-    return Falsified(says, name, over, ratio, bound, is_met)
+    return Prediction(says, name, over, ratio, bound, is_refuted)

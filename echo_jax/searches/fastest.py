@@ -1,4 +1,4 @@
-"""Finds the fastest arm for each R, in one or several studies that searched."""
+"""Finds the fastest variant for each R, in one or several studies that searched."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from echo_jax.searches.comparison import ArmResult, Search, log_speedups
+from echo_jax.searches.comparison import Search, VariantResult, log_speedups
 from echo_jax.searches.statistics import Interval, mean_interval
 from echo_jax.studies import page
 from echo_jax.studies.figures import COLOURS
@@ -16,71 +16,72 @@ from echo_jax.studies.report import Report
 from echo_jax.studies.runs import BASELINE, Study, StudyError
 
 _RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
-_TITLE = "Which arm is the fastest at which R"
+_TITLE = "Which variant is the fastest at which R"
 _HEADINGS = ("study", "fastest", "R", "speedup", "as fast")
 _NOTES = (
-    "R: the steps that a fresh batch takes. Seconds by arithmetic from the counts of "
-    "fresh examples and updates, if loading and training go on at the same time.",
-    "In brackets 95 % intervals (BCa bootstrap over searches and streams, as long as "
-    "Student's). The fastest is chosen on the streams that its interval is from.",
+    "R: the steps that a fresh batch takes. Seconds follow from the counts of fresh "
+    "examples and updates; loading and training run at the same time.",
+    "In brackets: 95 % intervals (BCa bootstrap over searches and seeds, as long as "
+    "Student's). The fastest is chosen with the seeds that its interval is from.",
     "Speedup: the baseline's seconds over those of the fastest.",
-    "As fast: arms that nobody can tell from the fastest, whose intervals beside it "
-    "hold 1.",
+    "As fast: variants without a significant difference from the fastest.",
 )
 
 
-class BestArm(NamedTuple):
-    """The fastest arm at one R."""
+class BestVariant(NamedTuple):
+    """The fastest variant at one R."""
 
     ratio: float  # R, the steps that a fresh batch takes.
     name: str  # ``baseline`` where nothing should be echoed.
     speedup: Interval  # Relative to the baseline.
-    alike: Sequence[str]  # The arms that cannot be distinguished from it.
+    alike: Sequence[str]  # Variants without a significant difference from it.
 
 
-Found = Sequence[tuple[Search, Sequence[BestArm]]]
-"""Studies, and the fastest arms of each."""
+Found = Sequence[tuple[Search, Sequence[BestVariant]]]
+"""Studies, and the fastest variants of each."""
 
 
-def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm]:
-    """Returns the fastest arm for each R of a study with a target and a baseline."""
+def best_variants(
+    search: Search, ratios: Sequence[float] = _RATIOS
+) -> list[BestVariant]:
+    """Returns the fastest variant for each R; the study has a target and a baseline."""
     found = []
     size = search.base["batch_size"]
     for ratio in ratios:
         best, gains = _fastest(search, ratio)
         alike = []
-        for arm in search.arms:
-            beside = log_speedups(best, arm, batch_size=size, ratio=ratio)
-            if arm is not best and beside.size and mean_interval(beside).low <= 0:
-                alike.append(arm.name)
-        found.append(BestArm(ratio, best.name, mean_interval(gains).exp(), alike))
+        for variant in search.variants:
+            logs = log_speedups(best, variant, batch_size=size, ratio=ratio)
+            if variant is not best and logs.size and mean_interval(logs).low <= 0:
+                alike.append(variant.name)
+        found.append(BestVariant(ratio, best.name, mean_interval(gains).exp(), alike))
     return found
 
 
-def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
-    """Returns the fastest arm and its log speedups over the baseline."""
+def _fastest(search: Search, ratio: float) -> tuple[VariantResult, np.ndarray]:
+    """Returns the fastest variant and its log speedups over the baseline."""
     baseline = search.baseline
     if baseline is None or not search.has_target:
         raise StudyError(
-            f"{search.name} has no arm {BASELINE!r} or no target, so that no arm is "
-            "the fastest; leave it out"
+            f"{search.name} has no variant {BASELINE!r} or no target to compare with; "
+            "leave it out"
         )
     size = search.base["batch_size"]
     each = [
-        (arm, log_speedups(arm, baseline, batch_size=size, ratio=ratio))
-        for arm in search.arms
+        (variant, log_speedups(variant, baseline, batch_size=size, ratio=ratio))
+        for variant in search.variants
     ]
-    found = [(arm, gains) for arm, gains in each if gains.size]
+    found = [(variant, gains) for variant, gains in each if gains.size]
     if not found:
-        raise StudyError(f"{search.name} has no trials on new streams yet")
-    # The first of equals wins: the baseline, or the arm that repeats less.
+        raise StudyError(f"{search.name} has no trials with new seeds yet")
+    # The first of equals wins: the baseline, or the variant that repeats less.
     return max(found, key=lambda each: each[1].mean())
 
 
-# `clocked` studies trained each arm once to a target with measured seconds. Their
-# fastest arms become points of the figure.
+# `clocked` studies trained each variant once to a target with measured seconds. Their
+# fastest variants become points of the figure.
 def fastest_report(found: Found, *, clocked: Sequence[Study] = ()) -> Report:
-    """Returns the report on the fastest arms."""
+    """Returns the report on the fastest variants."""
     points = [*map(speedup_by_clock, clocked)]
     settings = page.items(f"{search.name}: {search.setting}." for search, _ in found)
     return Report(
@@ -107,9 +108,9 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
 
 
 def _notes(found: Found) -> list[str]:
-    """Returns the notes of the table, with the falsifier about larger batches."""
+    """Returns the notes of the table, with the prediction on larger batches."""
     ordered = sorted(found, key=lambda each: each[0].base["batch_size"])
-    names = [[arm.name for arm in search.arms] for search, _ in ordered]
+    names = [[variant.name for variant in search.variants] for search, _ in ordered]
     sizes = [search.base["batch_size"] for search, _ in ordered]
     if len({*sizes}) < 2 or any(each != names[0] for each in names):
         return [*_NOTES]
@@ -120,29 +121,29 @@ def _notes(found: Found) -> list[str]:
             later.append(f"{least.ratio:g}")
         elif high < first:
             earlier.append(f"{least.ratio:g}")
+    later, earlier = (", ".join(each) or "none of these" for each in (later, earlier))
     return [
         *_NOTES,
-        "Falsifier of these studies together: the fastest arm comes no later in their "
-        f"order where batches are larger. From batches of {sizes[0]} to {sizes[-1]} it "
-        f"surely comes later at R = {', '.join(later) or 'none of these'}, and surely "
-        f"earlier at R = {', '.join(earlier) or 'none of these'}. Arms that are as "
-        "fast may be the fastest.",
+        "Prediction for these studies together: where batches are larger, the fastest "
+        "variant comes later in their order. Measured: from batches of "
+        f"{sizes[0]} to {sizes[-1]} it surely comes later at R = {later}, and surely "
+        f"earlier at R = {earlier}. Variants that are as fast may be the fastest.",
     ]
 
 
-def _places(best: BestArm, names: Sequence[str]) -> tuple[int, int]:
-    """Returns the first and the last place of the arms that may be the fastest."""
+def _places(best: BestVariant, names: Sequence[str]) -> tuple[int, int]:
+    """Returns the first and last place of the variants that may be the fastest."""
     places = [names.index(name) for name in (best.name, *best.alike)]
     return min(places), max(places)
 
 
 def speedup_by_clock(study: Study) -> tuple[float, float]:
-    """Returns the R that a study's baseline measured and its fastest arm's speedup."""
+    """Returns the R of a study's baseline and the speedup of its fastest variant."""
     baseline = study.baseline
     if baseline is None or not baseline.reached or not baseline.summary["R"]:
         raise StudyError(
-            f"{study.name} has no arm {BASELINE!r} that met a target and had an R; "
-            "leave it out"
+            f"{study.name} has no variant {BASELINE!r} that reached a target and had "
+            "an R; leave it out"
         )
     seconds = [r.summary["seconds_to_target"] for r in study.runs if r.reached]
     gain = baseline.summary["seconds_to_target"] / min(seconds)
@@ -154,21 +155,21 @@ def _draw(found: Found, clocked: Sequence[tuple[float, float]]) -> Figure:
     height = 3.6 + 0.7 * len(searches)
     figure = Figure(figsize=(9.0, height), facecolor="white", layout="constrained")
     figure.suptitle(
-        "\n".join([_TITLE, *sorted({s.setting for s in searches})]), fontsize=8
+        "\n".join([_TITLE, *dict.fromkeys(s.setting for s in searches)]), fontsize=8
     )
     above, below = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 0.7 * len(searches) + 0.2)}
     )
     ratios = np.geomspace(_RATIOS[0], _RATIOS[-1], 65)
-    names = list(dict.fromkeys(arm.name for each in searches for arm in each.arms))
+    names = list(dict.fromkeys(x.name for each in searches for x in each.variants))
     for place, (search, bests) in enumerate(found):
         _draw_gain(above, search, bests, place)
         _draw_band(below, search, place, ratios, names)
     if clocked:
-        label = "by a clock, at the R that the baseline saw"
+        label = "measured seconds, at the baseline's measured R"
         style = {"color": "#000000", "mfc": "none", "ms": 6, "zorder": 4}
         above.plot(*zip(*clocked, strict=True), "D", label=label, **style)
-    above.set_ylabel("times as fast as\nthe baseline")
+    above.set_ylabel("speedup over\nthe baseline")
     above.set_yscale("log", base=2)
     above.axhline(1, color="#777777", lw=1)
     above.legend(frameon=False, fontsize=8)
@@ -187,7 +188,9 @@ def _draw(found: Found, clocked: Sequence[tuple[float, float]]) -> Figure:
     return figure
 
 
-def _draw_gain(ax: Axes, search: Search, found: Sequence[BestArm], place: int) -> None:
+def _draw_gain(
+    ax: Axes, search: Search, found: Sequence[BestVariant], place: int
+) -> None:
     style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)]}
     ratios = [best.ratio for best in found]
     values = [best.speedup.value for best in found]
@@ -199,7 +202,7 @@ def _draw_gain(ax: Axes, search: Search, found: Sequence[BestArm], place: int) -
 def _draw_band(
     ax: Axes, search: Search, place: int, ratios: np.ndarray, names: Sequence[str]
 ) -> None:
-    """Draws for each arm the range of R in which it is the fastest."""
+    """Draws for each variant the range of R in which it is the fastest."""
     found = [_fastest(search, ratio)[0].name for ratio in ratios]
     edges = [0, *(k for k in range(1, len(found)) if found[k] != found[k - 1])]
     for start, end in zip(edges, [*edges[1:], len(found) - 1], strict=True):

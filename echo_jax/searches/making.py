@@ -2,7 +2,7 @@
 
 Trials are ordinary runs in a temporary folder, without checkpoints. A trial that is
 killed is made again and ends with the same result. Its learning rate and its other
-searched numbers are arguments of the compiled update, so that the trials of an arm
+searched numbers are arguments of the compiled update, so that the trials of a variant
 share one compilation.
 """
 
@@ -50,62 +50,62 @@ _ENVIRONMENT = ("python", "versions", "backend", "devices", "commit", "workload"
 
 def make_trials(
     protocol: Protocol,
-    arms: Mapping[str, RunSpec],
+    variants: Mapping[str, RunSpec],
     workdir: epath.Path,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
-    """Makes the trials that nobody has made and nobody else is making."""
+    """Makes the trials that are missing and that no other process makes."""
     is_over = False
     while not is_over:
         # Other workers may have ended searches that can be confirmed now.
         is_over = True
         for unit in protocol.units():
-            arm = arms[unit.arm]
-            if not num_missing(protocol, arm, workdir, unit):
+            variant = variants[unit.variant]
+            if not num_missing(protocol, variant, workdir, unit):
                 continue
             try:
                 with FolderLock(workdir / "trials", name=f".{unit}.lock") as lock:
-                    _make_unit(protocol, arm, workdir, unit, lock, on_made)
+                    _make_unit(protocol, variant, workdir, unit, lock, on_made)
             except FolderInUseError:
                 continue  # The owner of the lock makes it.
             is_over = False
 
 
 def num_missing(
-    protocol: Protocol, arm: RunSpec, workdir: epath.Path, unit: Unit
+    protocol: Protocol, variant: RunSpec, workdir: epath.Path, unit: Unit
 ) -> int:
     """Returns the number of a unit's missing trials; 0 while its search is not over."""
-    _, points, made = _state(protocol, arm, workdir, unit)
+    _, points, made = _state(protocol, variant, workdir, unit)
     return len(points) - len(made)
 
 
 # `num_missing` refuses other changes that decide trials. A study may ask for more
-# searches, points and streams.
-def refuse_other_falsifiers(
-    falsifiers: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: epath.Path
+# searches, points and seeds.
+def refuse_other_predictions(
+    predictions: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: epath.Path
 ) -> None:
-    """Refuses falsifiers other than those in ``study.json``, once trials exist."""
+    """Refuses predictions other than those in ``study.json``, once trials exist."""
     wanted = {"arms": list, "falsifiers?": list}
     kept = read_json(workdir / "study.json", wanted)
-    if kept is None or kept.get("falsifiers", []) == [*map(dict, falsifiers)]:
+    if kept is None or kept.get("falsifiers", []) == [*map(dict, predictions)]:
         return
     kinds, repeats = ("search", "confirm"), range(protocol.repeats)
     units = itertools.starmap(Unit, itertools.product(kept["arms"], kinds, repeats))
     if any(unit.path(workdir).exists() for unit in units):
         raise ValueError(
-            f"{workdir} holds trials, and config.falsifiers are not those that its "
-            "study.json had before them; leave them as they were, or use another "
-            "--workdir"
+            f"{workdir} holds trials, and config.falsifiers (the predictions) are not "
+            "those that its study.json had before the trials; restore them, or use "
+            "another --workdir"
         )
 
 
 def _state(
-    protocol: Protocol, arm: RunSpec, workdir: epath.Path, unit: Unit
+    protocol: Protocol, variant: RunSpec, workdir: epath.Path, unit: Unit
 ) -> tuple[str, list[Mapping[str, Any]], list[Trial]]:
     """Returns a unit's hash, its points, and the trials that need not be made again."""
     # A field that a later version added is ignored while it has its default.
     default = flat_fields(default_config().to_dict())
-    fields = flat_fields(arm.to_dict())
+    fields = flat_fields(variant.to_dict())
     missing = object()
     own = {n: v for n, v in fields.items() if default.get(n, missing) != v}
     own.pop("data.source", None)  # The data may move.
@@ -122,25 +122,25 @@ def _state(
 
 def _make_unit(
     protocol: Protocol,
-    arm: RunSpec,
+    variant: RunSpec,
     workdir: epath.Path,
     unit: Unit,
     lock: FolderLock,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
-    deciding, points, trials = _state(protocol, arm, workdir, unit)
+    deciding, points, trials = _state(protocol, variant, workdir, unit)
     environments = read_environments(workdir, unit) if trials else []
     for number in range(len(trials), len(points)):
-        seed = protocol.stream(unit, number)
+        seed = protocol.seed_of(unit, number)
         fields = {"seed": seed, "echo.seed": seed, **points[number]}
-        updates = fields.setdefault("updates", arm.updates)
+        updates = fields.setdefault("updates", variant.updates)
         # A schedule that ends with the run must end where it would without a cut.
-        decay = fields.get("optim.decay_updates", arm.optim.decay_updates)
+        decay = fields.get("optim.decay_updates", variant.optim.decay_updates)
         fields["optim.decay_updates"] = decay or updates
-        if unit.kind == "search" and arm.local.sync_schedule == "none":
-            updates = protocol.limit(updates, arm.eval_every, trials)
+        if unit.kind == "search" and variant.local.sync_schedule == "none":
+            updates = protocol.limit(updates, variant.eval_every, trials)
         fields["updates"] = updates
-        found, environment = _trained(arm, fields, lock)
+        found, environment = _trained(variant, fields, lock)
         trial = replace(found, number=number, point=dict(points[number]))
         if environment and not all(
             is_same_data(each.get("workload"), environment["workload"])
@@ -148,12 +148,12 @@ def _make_unit(
         ):
             raise ValueError(
                 f"{unit.path(workdir)} holds trials on other data than those that "
-                f"config.data.source={arm.data.source!r} holds now; put the old "
-                "ones back, or use another --workdir"
+                f"config.data.source={variant.data.source!r} holds now; put the old "
+                "data back, or use another --workdir"
             )
         if environment and environment not in environments:
             environments.append(environment)
-        if trial.outcome == "short" and updates < arm.updates:
+        if trial.outcome == "short" and updates < variant.updates:
             trial = replace(trial, outcome="cut")
         trials.append(trial)
         lock.check()
@@ -162,7 +162,7 @@ def _make_unit(
 
 
 def _trained(
-    arm: RunSpec, fields: Mapping[str, Any], lock: FolderLock
+    variant: RunSpec, fields: Mapping[str, Any], lock: FolderLock
 ) -> tuple[Trial, dict[str, Any]]:
     """Trains a trial; returns it without its place, and its environment."""
     known = {"number": 0, "stream": fields["seed"], "point": {}}
@@ -170,7 +170,7 @@ def _trained(
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         console = Console(file=io.StringIO())
         try:
-            config = arm.changed(fields)
+            config = variant.changed(fields)
             workload, workdir = build(config), run_folder(folder)
             compiled = check_start(config, workload, workdir)
             train_checked(config, workload, workdir, compiled, lock, console=console)

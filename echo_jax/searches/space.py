@@ -46,7 +46,7 @@ class Axis:
             low = high = math.nan
         if scale not in _SCALES or not low < high or (scale != "linear" and low <= 0):
             raise ValueError(
-                f"{text!r} is no space to search; give SCALE:LOW:HIGH, such as "
+                f"{text!r} is not a space to search; give SCALE:LOW:HIGH, such as "
                 f"log:1e-4:1e-2, with a SCALE of {', '.join(_SCALES)} and LOW above 0 "
                 "but for linear; or choice:A,B"
             )

@@ -1,15 +1,15 @@
 """Intervals and other statistics of trials: pure functions of arrays.
 
-`mean_interval` resamples searches and streams independently, since every search's best
-point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"), with the ends
+`mean_interval` resamples searches and seeds independently, since every search's best
+point is trained with every seed (Owen 2007, "The pigeonhole bootstrap"), with the ends
 of BCa (Efron 1987). With few numbers such an interval is too short. Therefore it is
 stretched from the mean until it is as long as Student's; BCa decides the length on each
 side. Student's interval of two random factors adds the squares of two half-lengths,
 each with the degrees of freedom of its own factor, and so covers the true mean at least
 as often as it claims (Banerjee 1960). The half-length of the searches includes chance,
-and is at least as long as chance alone would make it; that of the streams is without
+and is at least as long as chance alone would make it; that of the seeds is without
 chance. The price is a coverage of up to 98 % instead of 95 % where searches do not
-differ more than streams.
+differ more than seeds.
 """
 
 import math
@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 def mean_interval(
     differences: Sequence[Sequence[float]] | np.ndarray, *, confidence: float = 0.95
 ) -> Interval:
-    """Returns the mean of paired differences, [searches, streams], with its interval.
+    """Returns the mean of paired differences, [searches, seeds], with its interval.
 
     Example:
       >>> found = mean_interval([[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]])
@@ -96,16 +96,15 @@ def _half_length(table: np.ndarray, confidence: float) -> float:
     n = table.size
     if 1 in table.shape:
         return math.sqrt(square(table.var(ddof=1), n, n - 1))
-    searches, streams = table.shape
-    by_search, by_stream = table.mean(axis=1), table.mean(axis=0)
-    rest = table - by_search[:, None] - by_stream + table.mean()
-    free = (searches - 1) * (streams - 1)
+    searches, seeds = table.shape
+    by_search, by_seed = table.mean(axis=1), table.mean(axis=0)
+    rest = table - by_search[:, None] - by_seed + table.mean()
+    free = (searches - 1) * (seeds - 1)
     chance = (rest**2).sum() / free
     of_searches = square(by_search.var(ddof=1), searches, searches - 1)
-    of_streams = max(by_stream.var(ddof=1) - chance / searches, 0.0)
+    of_seeds = max(by_seed.var(ddof=1) - chance / searches, 0.0)
     return math.sqrt(
-        max(of_searches, square(chance, n, free))
-        + square(of_streams, streams, streams - 1)
+        max(of_searches, square(chance, n, free)) + square(of_seeds, seeds, seeds - 1)
     )
 
 

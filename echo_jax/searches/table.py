@@ -1,8 +1,8 @@
-"""The report of a study that searched: the costs of each arm's tuned points."""
+"""The report of a study that searched: the costs of each variant's tuned points."""
 
 import math
 
-from echo_jax.searches.comparison import ArmResult, Falsified, Search
+from echo_jax.searches.comparison import Prediction, Search, VariantResult
 from echo_jax.searches.figures import search_figures
 from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.page import plain_json
@@ -10,8 +10,8 @@ from echo_jax.studies.report import Report
 from echo_jax.studies.table import optional
 
 _RATIOS = (1, 2, 4, 8)
-_IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
-_IN_TERMINAL += ("final less the baseline's",)
+_IN_TERMINAL = ("variant", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
+_IN_TERMINAL += ("final minus the baseline's",)
 _PICTURES = (
     "<p>Trials leave no run folders behind: <code>echo-jax report examples --config "
     "CONFIG --workdir FOLDER</code> draws the first examples of a training, with each "
@@ -25,13 +25,13 @@ def search_report(search: Search) -> Report:
         _PICTURES,
         *["<h2>What it ran on</h2>"] * bool(search.environments),
         *map(plain_json, search.environments),
-        "<h2>The config of the arms</h2>",
+        "<h2>The config of the variants</h2>",
         plain_json(search.base),
     ]
     return Report(
         title=search.name,
         headings=_headings(search),
-        rows=[_cells(search, arm) for arm in search.arms],
+        rows=[_cells(search, variant) for variant in search.variants],
         notes=_notes(search),
         in_terminal=_IN_TERMINAL,
         figures=search_figures(search),
@@ -40,45 +40,52 @@ def search_report(search: Search) -> Report:
 
 
 def _headings(search: Search) -> tuple[str, ...]:
-    tuned = ("arm", "tuned")
+    tuned = ("variant", "tuned")
     searched: tuple[str, ...] = ()
     if search.protocol.space.axes:
         fewer = f"expected best of {_fewer(search)}"
         searched = ("infeasible", "best of searches", fewer)
     end = ("final", "best", "n")
     if not search.has_target:
-        reads = "fresh examples, of the whole run"
+        reads = "fresh examples of the whole run"
         published = ("published",) if search.paper else ()
-        return (*tuned, *searched, reads, "final less the baseline's", *published, *end)
+        return (
+            *tuned,
+            *searched,
+            reads,
+            "final minus the baseline's",
+            *published,
+            *end,
+        )
     seconds = tuple(f"s at R={ratio}" for ratio in _RATIOS)
     costs = ("fresh examples", "fresh, ratio", "updates, ratio", *seconds, "published")
     return (*tuned, *searched, *costs, *end)
 
 
-def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
-    cells = [arm.name, _tuned(search, arm)]
+def _cells(search: Search, variant: VariantResult) -> tuple[str, ...]:
+    cells = [variant.name, _tuned(search, variant)]
     if search.protocol.space.axes:
-        scores = arm.best_scores
+        scores = variant.best_scores
         spread = f"{min(scores):,.5g} to {max(scores):,.5g}" if scores else "none"
-        fewer = optional(arm.expected_best(_fewer(search)), "{:,.5g}")
-        cells += [f"{arm.infeasible:.0%}", spread, fewer]
+        fewer = optional(variant.expected_best(_fewer(search)), "{:,.5g}")
+        cells += [f"{variant.infeasible:.0%}", spread, fewer]
     if search.has_target:
-        at_least = "≥ " if arm.is_bound else ""
+        at_least = "≥ " if variant.is_bound else ""
         cells += [
-            optional(arm.mean("fresh_to_target"), "{:,.0f}"),
-            at_least + _interval(arm.fresh),
-            at_least + _interval(arm.updates),
-            *(_seconds(search, arm, ratio) for ratio in _RATIOS),
-            optional(search.paper.get(arm.name), "{:.2f}"),
+            optional(variant.mean("fresh_to_target"), "{:,.0f}"),
+            at_least + _interval(variant.fresh),
+            at_least + _interval(variant.updates),
+            *(_seconds(search, variant, ratio) for ratio in _RATIOS),
+            optional(search.paper.get(variant.name), "{:.2f}"),
         ]
     else:
-        reads = [trial.fresh[-1] for trial in arm.confirmed if trial.fresh]
+        reads = [trial.fresh[-1] for trial in variant.confirmed if trial.fresh]
         cells.append(f"{sum(reads) / len(reads):,.0f}" if reads else "—")
-        cells.append(_interval(arm.final))
+        cells.append(_interval(variant.final))
         if search.paper:
-            cells.append(optional(search.paper.get(arm.name), "{:+.3g}"))
-    cells += [optional(arm.mean(name), "{:.4g}") for name in ("final", "best")]
-    return (*cells, arm.n)
+            cells.append(optional(search.paper.get(variant.name), "{:+.3g}"))
+    cells += [optional(variant.mean(name), "{:.4g}") for name in ("final", "best")]
+    return (*cells, variant.n)
 
 
 def _fewer(search: Search) -> int:
@@ -86,11 +93,13 @@ def _fewer(search: Search) -> int:
     return max(1, search.protocol.points // 2)
 
 
-def _tuned(search: Search, arm: ArmResult) -> str:
+def _tuned(search: Search, variant: VariantResult) -> str:
     """Returns the best point of all searches; ``*`` counts best points at an edge."""
-    found = [each.best for each in arm.searches if each.best]
+    found = [each.best for each in variant.searches if each.best]
     if not found:
-        return "as it is" if not search.protocol.space.axes else "none met the target"
+        return (
+            "as it is" if not search.protocol.space.axes else "none reached the target"
+        )
     best = min(found, key=lambda trial: trial.score or 0)
     edges = [search.protocol.space.edges(trial.point) for trial in found]
     cells = []
@@ -110,12 +119,12 @@ def _interval(found: Interval | None) -> str:
     return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
 
 
-def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
+def _seconds(search: Search, variant: VariantResult, ratio: int) -> str:
     """Returns the computed seconds relative to the baseline's."""
     if search.baseline is None:
         return "—"
     times = []
-    for each in (arm, search.baseline):
+    for each in (variant, search.baseline):
         fresh, updates = each.mean("fresh_to_target"), each.mean("updates_to_target")
         if fresh is None or updates is None:
             return "—"
@@ -125,7 +134,7 @@ def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
 
 
 def _notes(search: Search) -> list[str]:
-    """Returns sentences on the meaning of the numbers and on the falsifiers."""
+    """Returns sentences on the meaning of the numbers and on the predictions."""
     protocol = search.protocol
     lines = [f"{search.setting}."]
     if protocol.space.axes:
@@ -135,41 +144,44 @@ def _notes(search: Search) -> list[str]:
             else f"{name} of {', '.join(map(str, axis.choices))}"
             for name, axis in protocol.space.axes.items()
         )
-        lines.append(
-            f"Searches of each arm: {protocol.repeats}, of {protocol.points} points, "
-            f"quasi-random, each on a stream of its own; {space}. The best point of "
-            f"each search was trained on {protocol.streams} new streams; tuned: the "
-            "best of them all. *1 of 3: of so many searches the best point lies in the "
-            "outer tenth of what was tried. Expected best: the mean over searches of "
-            "half as many trials, drawn from these."
-        )
+        lines += [
+            f"Each variant had {protocol.repeats} searches of {protocol.points} "
+            f"quasi-random points, each search with its own seed; {space}. The best "
+            f"point of each search was trained with {protocol.num_seeds} new seeds.",
+            "Tuned: the best point of all searches. *1 of 3: the best point of one "
+            "search of three is in the outer tenth of the range. log1m: the scale of 1 "
+            "minus the value is logarithmic.",
+            f"Expected best of {_fewer(search)}: the mean best of so many trials that "
+            "are drawn from a search.",
+        ]
     else:
-        lines.append(f"Every arm on {protocol.streams} streams, nothing tuned.")
+        seeds = protocol.num_seeds
+        lines.append(f"Each variant was trained with {seeds} seeds, and not tuned.")
     what = "Ratios: to" if search.has_target else "Differences: from"
     lines.append(
-        f"{what} the baseline, paired by stream and search; in brackets 95 % "
-        "intervals (BCa bootstrap over searches and streams, as long as Student's). "
-        "log1m: 1 less the value."
+        f"{what} the baseline, paired by seed and search, with 95 % intervals in "
+        "brackets (BCa bootstrap over searches and seeds, as long as Student's)."
     )
     if search.has_target:
         lines.append(
-            "Seconds: by arithmetic from the counts, beside the baseline's, if a fresh "
-            "batch takes R steps and loading and training go on at the same time."
+            "s at R: seconds by arithmetic from the counts, divided by the baseline's. "
+            "A fresh batch takes R steps, and is loaded while training goes on."
         )
-    for arm in search.arms:
-        if arm.is_bound:
-            missed = sum(trial.score is None for trial in arm.confirmed)
+    for variant in search.variants:
+        if variant.is_bound:
+            missed = sum(trial.score is None for trial in variant.confirmed)
             lines.append(
-                f"{arm.name} missed the target on {missed} of {len(arm.confirmed)} "
-                "streams; what it had read by then is counted for them."
+                f"{variant.name} missed the target with {missed} of "
+                f"{len(variant.confirmed)} seeds; their costs count to the end."
             )
     sign = "/" if search.has_target else "-"
-    return lines + [_said(each, sign) for each in search.falsifiers]
+    return lines + [_said(each, sign) for each in search.predictions]
 
 
-def _said(each: Falsified, sign: str) -> str:
-    verdict = {True: "It is", False: "It is not", None: "Nobody can tell"}[each.is_met]
+def _said(each: Prediction, sign: str) -> str:
+    verdicts = {True: "Refuted", False: "Not refuted", None: "Not significant"}
     return (
-        f'Falsifier, written down before: "{each.says}", if {each.arm} {sign} '
-        f"{each.over} is below {each.bound:.3g}. {verdict}: {_interval(each.ratio)}."
+        f"Prediction, written beforehand: {each.variant} {sign} {each.over} is at "
+        f'least {each.bound:.3g}. If refuted, "{each.says}". '
+        f"{verdicts[each.is_refuted]}: {_interval(each.ratio)}."
     )

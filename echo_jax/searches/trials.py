@@ -1,14 +1,15 @@
 """Makes the plan of a search and reads and writes its trials.
 
-A *trial* is one training of an arm, at a point of the space, on a stream (the seed of
-data, initialisation and dropout). One process makes the trials of a *unit*:
+A *trial* is one training of a variant, at a point of the space, with a seed (of data,
+initial values and dropout). One process makes the trials of a *unit*:
 
-- ``ARM.search-K``: the points of one search, one after another on one stream. Once a
-  trial has met the target, a later trial is cut at ``cut`` times its updates. The cut
-  follows from the earlier trials, so it is the same on every machine.
-- ``ARM.confirm-K``: the best point of that search, on streams that no search has seen.
+- ``VARIANT.search-K``: the points of one search, one after another with one seed. Once
+  a trial has reached the target, a later trial is cut at ``cut`` times its updates. The
+  cut follows from the earlier trials, so it is the same on every machine.
+- ``VARIANT.confirm-K``: the best point of that search, with seeds that no search has
+  used.
 
-All arms have the same points and streams, so that they can be compared in pairs. A
+All variants have the same points and seeds, so that they can be compared in pairs. A
 unit is a file in the folder ``trials``. Its worker holds a lock on it and replaces it
 after every trial. Processes and machines share nothing else.
 """
@@ -29,8 +30,8 @@ from echo_jax.searches.space import Space
 from echo_jax.terminal.printable import printable
 
 OUTCOMES = ("reached", "ended", "cut", "short", "diverged", "failed")
-"""What became of a trial: it met the target; ended, where there is none; was cut; did
-not meet it in all updates; its loss was no number; or it could not be trained, as its
+"""What became of a trial: it reached the target; ended, without one; was cut; did not
+reach it in all updates; its loss was not finite; or it could not be trained, as its
 message says."""
 
 _NUMBER = int | float
@@ -49,13 +50,13 @@ class Trial:
     """One training and its outcome (one of `OUTCOMES`).
 
     Attributes:
-      stream: The seed of data, initialisation and dropout.
+      stream: The seed of data, initial values and dropout, as its file calls it.
       point: The values of the searched fields, by dotted name.
       message: The reason why it could not be trained.
       limit: The maximum number of updates.
       score: Smaller is better: fresh examples to the target or, without a target, the
         last loss or the negative last accuracy. None if the trial did not get there.
-      updates_to_target: Interpolated between two evaluations; None if not met.
+      updates_to_target: Interpolated between two evaluations; None if missed.
       updates, fresh, values: Updates, fresh examples and metric at every evaluation.
     """
 
@@ -79,17 +80,17 @@ class Trial:
 class Unit:
     """Trials that one process makes; `kind` is ``search`` or ``confirm``."""
 
-    arm: str
+    variant: str
     kind: str
     repeat: int
 
     def __str__(self) -> str:
-        return f"{self.arm}.{self.kind}-{self.repeat}"
+        return f"{self.variant}.{self.kind}-{self.repeat}"
 
     @property
     def search(self) -> "Unit":
         """The search that the unit is or confirms."""
-        return Unit(self.arm, "search", self.repeat)
+        return Unit(self.variant, "search", self.repeat)
 
     def path(self, workdir: epath.Path) -> epath.Path:
         return workdir / "trials" / f"{self}.json"
@@ -97,27 +98,29 @@ class Unit:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the arms of a study are searched and confirmed."""
+    """How the variants of a study are searched and confirmed."""
 
-    arms: tuple[str, ...]
-    space: Space  # Without axes nothing is searched and the arms keep their configs.
+    variants: tuple[str, ...]
+    space: (
+        Space  # Without axes nothing is searched and the variants keep their configs.
+    )
     points: int  # Number of points of a search.
-    repeats: int  # Searches of each arm, each with its own points and stream.
-    streams: int  # New streams on which the best point of each search is trained.
-    seed: int
+    repeats: int  # Searches of each variant, each with its own points and seed.
+    num_seeds: int  # New seeds with which the best point of each search is trained.
+    seed: int  # Of the first search.
     cut: float  # Factor on the best trial's updates (see the module); 0 cuts nothing.
 
     @classmethod
-    def of(cls, arms: Iterable[str], study: Mapping[str, Any]) -> Self:
+    def of(cls, variants: Iterable[str], study: Mapping[str, Any]) -> Self:
         """Returns the protocol of a study, from the fields of its ``study.json``."""
         search = study["search"]
         space = Space.parse(search["space"])
         return cls(
-            arms=tuple(arms),
+            variants=tuple(variants),
             space=space,
             points=search["points"],
             repeats=search["repeats"] if space.axes else 1,
-            streams=study["confirm"]["streams"],
+            num_seeds=study["confirm"]["streams"],
             seed=search["seed"],
             cut=study["stop"]["cut"],
         )
@@ -126,21 +129,22 @@ class Protocol:
         """Returns all units in the order in which they are made."""
         kinds = ("search", "confirm") if self.space.axes else ("confirm",)
         return [
-            Unit(arm, kind, repeat)
+            Unit(variant, kind, repeat)
             for repeat in range(self.repeats)
-            for arm in self.arms
+            for variant in self.variants
             for kind in kinds
         ]
 
     def size(self, unit: Unit) -> int:
         """Returns the number of trials of a unit whose search has found a point."""
-        return self.points if unit.kind == "search" else self.streams
+        return self.points if unit.kind == "search" else self.num_seeds
 
     def is_over(self, found: Sequence[Trial]) -> bool:
         """Whether a search with these trials is complete."""
         return not self.space.axes or len(found) >= self.points
 
-    def stream(self, unit: Unit, number: int) -> int:
+    def seed_of(self, unit: Unit, number: int) -> int:
+        """Returns the seed of a trial: of data, initial values and dropout."""
         if unit.kind == "search":
             return self.seed + unit.repeat
         # Greater than the seeds of the searches, even if more searches are added later.
@@ -151,9 +155,9 @@ class Protocol:
         if unit.kind == "search":
             return [*self.space.points(self.points, self.seed + unit.repeat)]
         if not self.space.axes:
-            return [{}] * self.streams
+            return [{}] * self.num_seeds
         best = best_of(found)
-        return [best.point] * self.streams if best else []
+        return [best.point] * self.num_seeds if best else []
 
     def limit(self, updates: int, eval_every: int, before: Sequence[Trial]) -> int:
         """Returns the maximum updates of the search's next trial, after `before`."""
@@ -166,7 +170,7 @@ class Protocol:
 
 
 def protocol_of(study: Any) -> Protocol | None:
-    """Returns the search of a study; None if each arm is one run.
+    """Returns the search of a study; None if each variant is one run.
 
     Raises:
       ValueError: A field has an impossible value.
@@ -198,7 +202,7 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return trials[min(known)[1]] if known else None
 
 
-# Evaluations every 10 of 310 updates are 3 % apart, as much as arms may differ.
+# Evaluations every 10 of 310 updates are 3 % apart, as much as variants may differ.
 # Therefore the function interpolates linearly between two evaluations.
 def crossing(
     updates: Sequence[int],
@@ -207,7 +211,7 @@ def crossing(
     target: float,
     mode: str,
 ) -> tuple[float, float] | None:
-    """Returns updates and fresh examples at which a metric met its target."""
+    """Returns updates and fresh examples at which a metric reached its target."""
     sign = -1 if mode == "max" else 1
     losses = [math.nan if x is None else sign * x for x in values]
     goal = sign * target
@@ -257,7 +261,7 @@ def _trials(path: epath.Path, rows: Sequence[Any]) -> Iterator[Trial]:
             or len({*map(len, columns)}) > 1
             or not all(isinstance(x, _NUMBER) for x in numbers)
         ):
-            raise DamagedFileError(path, f"trial {number} is none ({wrong})")
+            raise DamagedFileError(path, f"trial {number} has wrong values ({wrong})")
         yield Trial(**{**row, "message": printable(row["message"])})
 
 
@@ -266,7 +270,7 @@ def read_environments(workdir: epath.Path, unit: Unit) -> list[Mapping[str, Any]
     path = unit.path(workdir)
     found = (read_json(path, _UNIT) or {}).get("environments", [])
     if not all(isinstance(each, dict) for each in found):
-        raise DamagedFileError(path, "an environment is none")
+        raise DamagedFileError(path, "an environment is not an object")
     return list(found)
 
 

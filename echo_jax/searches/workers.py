@@ -56,7 +56,7 @@ class LostWorkerError(Exception):
 # `jobs=0` means one process for each core of a CPU, or one on an accelerator.
 def run_search(
     protocol: Protocol,
-    arms: Mapping[str, RunSpec],
+    variants: Mapping[str, RunSpec],
     workdir: epath.Path,
     *,
     jobs: int = 0,
@@ -73,7 +73,7 @@ def run_search(
     # The kernel closes `held` too if this process is killed.
     lifeline, held = _SPAWN.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, _SPAWN, _begin, (cores, made, lifeline))
-    given = protocol, dict(arms), str(workdir)
+    given = protocol, dict(variants), str(workdir)
     with _stop_asked() as stop, pool, held:
         while progress.read():
             waiting = {pool.submit(_work, *given) for _ in range(jobs)}
@@ -86,7 +86,9 @@ def run_search(
                 for future in done:
                     future.result()
             if progress.read():
-                progress.note("others make the rest; waits for them")
+                progress.note(
+                    "other processes make the remaining trials; waiting for them"
+                )
                 wait([stop], _OTHERS_EVERY_S)
 
 
@@ -132,14 +134,14 @@ def _end_with(lifeline: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _work(protocol: Protocol, arms: Mapping[str, RunSpec], workdir: str) -> None:
+def _work(protocol: Protocol, variants: Mapping[str, RunSpec], workdir: str) -> None:
     """Makes trials in a worker."""
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials
     from echo_jax.training.processes.stop import Interrupted
 
     try:
-        make_trials(protocol, arms, run_folder(workdir), lambda *it: _made.put(it))
+        make_trials(protocol, variants, run_folder(workdir), lambda *it: _made.put(it))
     except (Interrupted, KeyboardInterrupt):
         return  # The sender of the signal knows.
     except Exception as error:
@@ -174,7 +176,7 @@ class _Progress(Notes):
         self._missing: dict[Unit, int] = {}
 
     def read(self) -> int:
-        """Returns the number of trials that nobody is known to have made."""
+        """Returns the number of trials that are missing in the folder."""
         protocol = self._protocol
         made = {unit: read_unit(self._workdir, unit) for unit in protocol.units()}
         for unit, trials in made.items():
@@ -197,7 +199,7 @@ class _Progress(Notes):
         left = time.strftime("%H:%M:%S", time.gmtime(left_s))
         days = f"{int(left_s // 86400)} d " if left_s >= 86400 else ""
         values = "  ".join(f"{name} {value}" for name, value in trial.point.items())
-        best = self._best.get(unit.arm)
+        best = self._best.get(unit.variant)
         said = f"  best {best:,.6g}" if best else ""
         self.note(
             f"trial {total - missing}/{total}  {unit} #{trial.number}  "
@@ -206,8 +208,8 @@ class _Progress(Notes):
 
     def _note_best(self, unit: Unit, trial: Trial) -> None:
         if unit.kind == "search" and trial.score is not None:
-            best = self._best.get(unit.arm, trial.score)
-            self._best[unit.arm] = min(best, trial.score)
+            best = self._best.get(unit.variant, trial.score)
+            self._best[unit.variant] = min(best, trial.score)
 
 
 def _outcome(trial: Trial) -> str:

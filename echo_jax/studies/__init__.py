@@ -12,6 +12,6 @@ __getattr__ = door(
         "runs": ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"],
         "scaling": ["read_scaling"],
         "seeds": ["read_seeds"],
-        "table": ["arm_rows", "study_report"],
+        "table": ["variant_rows", "study_report"],
     },
 )

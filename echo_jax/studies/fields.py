@@ -87,7 +87,7 @@ SEARCH: dict[str, Any] = {
     "falsifiers": list,
     "paper?": dict,
 }
-FALSIFIER: dict[str, Any] = {"says": str, "arm": str, "over": str, "below": _NUMBER}
+PREDICTION: dict[str, Any] = {"says": str, "arm": str, "over": str, "below": _NUMBER}
 
 
 def with_names_of_now(content: Any, group: str = "") -> Any:

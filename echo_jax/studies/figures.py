@@ -22,15 +22,15 @@ from echo_jax.studies.runs import Run, Study
 # Okabe and Ito (2008): distinct with every common colour blindness. Black is first, so
 # that the baseline has the neutral colour.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Markers distinguish arms in grey print.
+# Markers distinguish variants in grey print.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# For the first seven arms, and for the arms that reuse their colours.
+# For the first seven variants, and for the variants that reuse their colours.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
 # The fields of the metrics' rows that are axes, and their labels.
 _PANELS = {
-    "fresh": "fresh examples read",
+    "fresh": "fresh examples",
     "updates": "updates",
     "wall_s": "seconds of training",
 }
@@ -52,7 +52,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
-    # A dollar sign in an arm's name does not start a formula.
+    # A dollar sign in a variant's name does not start a formula.
     "text.parse_math": False,
     # The same study gives the same bytes.
     "svg.hashsalt": "echo_jax",
@@ -106,19 +106,19 @@ def write_png(figure: Figure, path: epath.Path) -> None:
     write(path, drawn.getvalue())
 
 
-# `arms` groups the runs of one arm: its mean is bold, its runs are thin. By default
-# each run is an arm. A panel of bytes is added if some runs send more per update.
-def draw_study(study: Study, arms: Sequence[Sequence[Run]] = ()) -> Figure:
+# `variants` groups the runs of a variant: their mean is bold, each run is thin. By
+# default each run is a variant. There is a panel of bytes if runs send unevenly.
+def draw_study(study: Study, variants: Sequence[Sequence[Run]] = ()) -> Figure:
     """Draws a study with a panel for each cost."""
-    arms = arms or [[run] for run in study.runs]
+    variants = variants or [[run] for run in study.runs]
     panels = _PANELS | (_BYTES if study.sends_unevenly else {})
     target = study.runs[0].target
     size = _PANEL_INCHES * len(panels), 4.7
     figure = Figure(figsize=size, facecolor="white")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True)
     for ax, (panel, label) in zip(axes, panels.items(), strict=True):
-        for index, runs in enumerate(arms):
-            _draw_arm(ax, panel, runs, index)
+        for index, runs in enumerate(variants):
+            _draw_variant(ax, panel, runs, index)
         if target is not None:
             ax.axhline(target, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
         ax.set_xlabel(label)
@@ -128,27 +128,27 @@ def draw_study(study: Study, arms: Sequence[Sequence[Run]] = ()) -> Figure:
             ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[0].set_ylabel(f"evaluation {study.runs[0].metric}")
     axes[0].set_ylim(*_limits(study))
-    _head(figure, study, [*map(_label, arms)])
+    _head(figure, study, [*map(_label, variants)])
     return figure
 
 
-def _draw_arm(ax: Axes, panel: str, runs: Sequence[Run], index: int) -> None:
+def _draw_variant(ax: Axes, panel: str, runs: Sequence[Run], index: int) -> None:
     style = {**_style(index), "solid_joinstyle": "round"}
     curves = []
     for run in runs:
         costs = [row.get(panel, 0) for row in run.evals]
         curves.append([*zip(costs, run.values, strict=True)])
-    # The wide baseline is visible behind an arm with the same curve.
+    # The wide baseline is visible behind a variant with the same curve.
     width = 2.8 if index == 0 else 1.7
     if len(runs) > 1:
         for curve in curves:
             ax.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **style)
     whole = [c for c, run in zip(curves, runs, strict=True) if run.diverged is None]
     ax.plot(*zip(*mean_curve(whole or curves), strict=True), linewidth=width, **style)
-    # Where a run diverged or met the target. In decreasing sizes, so that all markers
-    # in one place are visible.
+    # Where a run diverged or reached the target. In decreasing sizes, so that all
+    # markers in one place are visible.
     diverged = {"marker": "x", "markersize": 8, "markeredgewidth": 2.0}
-    met = {
+    reached = {
         "marker": MARKERS[index % len(MARKERS)],
         "markersize": max(9.5 - 1.2 * index, 5),
         **{"markeredgecolor": "white", "markeredgewidth": 1.0},
@@ -160,7 +160,7 @@ def _draw_arm(ax: Axes, panel: str, runs: Sequence[Run], index: int) -> None:
             ax.plot([x], [y], color=style["color"], **diverged)
         if run.reached:
             x, y = run.at_target.get(panel, 0), run.at_target[f"eval_{run.metric}"]
-            ax.plot([x], [y], color=style["color"], **met)
+            ax.plot([x], [y], color=style["color"], **reached)
 
 
 def _label(runs: Sequence[Run]) -> str:
@@ -205,7 +205,7 @@ def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
         words.append(f"R = {low if low == high else f'{low} to {high}'} as measured")
     if first.target is not None:
         words.append(f"dashed: the target, eval {first.metric} {first.target:g}")
-        words.append("marker: it is met")
+        words.append("marker: the target is reached")
     subtitle = ";  ".join(words)
     subtitle = subtitle[:1].upper() + subtitle[1:]
     figure.text(0.012, 0.855, subtitle, fontsize=9, color="#555555")

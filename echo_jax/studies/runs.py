@@ -21,7 +21,7 @@ from echo_jax.studies import fields
 from echo_jax.terminal.printable import printable
 
 BASELINE = "baseline"
-"""The name of the arm to which the others are compared."""
+"""The name of the variant to which the others are compared."""
 
 
 class StudyError(ValueError):
@@ -42,7 +42,7 @@ _EVEN_BYTES = 1.01
 class Run:
     """A run that has finished or diverged."""
 
-    name: str  # The folder's name; in a study, the arm.
+    name: str  # The folder's name; in a study, the variant.
     # ``config.json``; ``{}`` if left out, as in the runs that are published.
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def at_target(self) -> Mapping[str, Any]:
-        """The evaluation that met the target; the run must have reached it."""
+        """The evaluation that reached the target; the run must have one."""
         updates = self.summary["updates_to_target"]
         return next(row for row in self.evals if row["updates"] == updates)
 
@@ -120,12 +120,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are compared: the arms of a study, or named folders."""
+    """Runs that are compared: the variants of a study, or named folders."""
 
     name: str
     runs: Sequence[Run]  # In the order of the table.
-    calibration: Mapping[str, Any]  # Measurements before the arms ran, or ``{}``.
-    # The config from which the arms differ; ``{}`` if there is none.
+    calibration: Mapping[str, Any]  # Measurements before the variants ran, or ``{}``.
+    # The config from which the variants differ; ``{}`` if there is none.
     base: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,13 +162,13 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """Reads a run that is finished, or that is marked as diverged."""
     folder = run_folder(folder)
     if not folder.is_dir():
-        raise StudyError(f"{folder} is no folder; name the --workdir of a run")
+        raise StudyError(f"{folder} is not a folder; name the --workdir of a run")
     has_config = (folder / "config.json").exists()
     diverged = _read_diverged(folder)
     if diverged is None and not (folder / "summary.json").exists():
         if not has_config:
             raise StudyError(
-                f"{folder} holds no config.json, so it is no run folder; "
+                f"{folder} holds no config.json, so it is not a run folder; "
                 "name the --workdir of 'echo-jax train' or 'echo-jax study'"
             )
         raise StudyError(
@@ -206,15 +206,17 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     folder = run_folder(folder)
     if not (folder / "study.json").exists():
         raise StudyError(
-            f"{folder} holds no study.json, so it is no study; "
+            f"{folder} holds no study.json, so it is not a study; "
             "name the --workdir of 'echo-jax study', or run folders"
         )
     metadata = _read_json(folder / "study.json", fields.STUDY)
     if not all(map(is_name, metadata["arms"])):
-        raise StudyError(f"{folder / 'study.json'} is damaged: its arms are no names")
-    # A config sorts its arms by name, so any arm may come before the baseline.
-    arms = sorted(metadata["arms"], key=lambda arm: arm != BASELINE)
-    runs = [read_run(folder / arm) for arm in arms]
+        raise StudyError(
+            f"{folder / 'study.json'} is damaged: its 'arms' are not names of variants"
+        )
+    # A config sorts its variants by name, so any variant may come before the baseline.
+    variants = sorted(metadata["arms"], key=lambda variant: variant != BASELINE)
+    runs = [read_run(folder / variant) for variant in variants]
     _check_comparable(runs)
     return Study(
         name=metadata["name"],
@@ -243,11 +245,9 @@ def _read_json(path: epath.Path, needed: Mapping[str, Any]) -> dict[str, Any]:
         if content and (what := missing(content, needed)):
             raise DamagedFileError(path, what)
     except DamagedFileError as error:
-        raise StudyError(
-            f"{path} is damaged: {error.what}; run the arm again"
-        ) from None
+        raise StudyError(f"{path} is damaged: {error.what}; run it again") from None
     if content is None:
-        raise StudyError(f"{path} is missing; run the arm again")
+        raise StudyError(f"{path} is missing; run it again")
     return _shown(content)
 
 
@@ -265,7 +265,7 @@ def _read_rows(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise StudyError(f"{path} is missing; run the arm again") from None
+        raise StudyError(f"{path} is missing; run it again") from None
     rows, lines = [], content.splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -274,7 +274,7 @@ def _read_rows(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
             if number == len(lines) and not content.endswith(b"\n"):
                 return rows, True
             raise StudyError(
-                f"{path}, line {number}, is damaged: {error}; run the arm again"
+                f"{path}, line {number}, is damaged: {error}; run it again"
             ) from None
     return rows, False
 
@@ -286,7 +286,7 @@ def _check_run(run: Run, number: int, folder: epath.Path) -> None:
     if number + run.is_cut < run.summary.get("rows", 0):
         raise StudyError(
             f"{rows} holds {number} rows of the {run.summary['rows']} that "
-            "summary.json speaks of; run the arm again"
+            "summary.json counts; run it again"
         )
     if not run.evals:
         raise StudyError(
@@ -304,12 +304,12 @@ def _check_run(run: Run, number: int, folder: epath.Path) -> None:
         held.append((folder / "summary.json", run.summary, fields.STORAGE))
     for path, content, needed in held:
         if what := missing(content, needed):
-            raise StudyError(f"{path} is damaged: {what}; run the arm again")
-    met = run.summary["updates_to_target"]
-    if run.reached and met not in [row["updates"] for row in run.evals]:
+            raise StudyError(f"{path} is damaged: {what}; run it again")
+    end = run.summary["updates_to_target"]
+    if run.reached and end not in [row["updates"] for row in run.evals]:
         raise StudyError(
-            f"{rows} holds no evaluation of update {met}, at which summary.json says "
-            "that the target was met; run the arm again"
+            f"{rows} holds no evaluation of update {end}, at which summary.json says "
+            "that the target was reached; run it again"
         )
 
 

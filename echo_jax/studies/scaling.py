@@ -23,7 +23,7 @@ from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
-from echo_jax.studies.table import arm_rows, percent
+from echo_jax.studies.table import percent, variant_rows
 
 _HEADINGS = ("run", "processes", "devices", "batch per device", "steps/s", "examples/s")
 _HEADINGS += ("efficiency", "idle")
@@ -96,7 +96,7 @@ def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
     for run in runs:
         if run.diverged is not None:
             raise StudyError(
-                f"{run.name} diverged at update {run.diverged}, and was not timed; "
+                f"{run.name} diverged at update {run.diverged}, and has no time; "
                 "leave it out"
             )
     groups: dict[str, list[Run]] = {}
@@ -150,12 +150,12 @@ def _notes(groups: Sequence[Scaling]) -> list[str]:
         "T = S N efficiency: T is examples/s, S that of one device of the run with the "
         "fewest devices, N the number of devices.",
         "Seconds: training and waiting for input, without evaluation, saving and "
-        "compiling. Idle: the part of it in which no step could run.",
+        "compiling. Idle: the fraction in which no step could run.",
     ]
     if any(group.on_cpu for group in groups):
         lines.append(
             "CPU devices are parts of one machine's cores: their efficiency says "
-            "whether a program scales, and nothing of accelerators."
+            "whether a program scales, not how accelerators scale."
         )
     return lines
 
@@ -177,7 +177,7 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
     points = sorted(map(_point, runs), key=lambda p: (p.devices, p.processes))
     study = Study("", runs, {})
     # The table of a study puts a run's echo into words.
-    echo = arm_rows(study)[0].echo
+    echo = variant_rows(study)[0].echo
     environment = runs[0].environment
     kinds = ", ".join(sorted(set(environment["devices"])))
     words = [runs[0].summary["workload"], f"echo: {echo}", f"on {kinds}"]
@@ -288,6 +288,6 @@ def _draw_group(left: Axes, right: Axes, group: Scaling, index: int) -> None:
     )
     for ax, heights in zip((left, right), values, strict=True):
         ax.plot(devices, heights, **style)
-    beside = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
+    place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
     last = values[1][-1]
-    right.annotate(f"{last:.2f}", (devices[-1], last), color=colour, **beside)
+    right.annotate(f"{last:.2f}", (devices[-1], last), color=colour, **place)

@@ -1,4 +1,4 @@
-"""Studies that differ only in the seed, as one: each arm over its seeds."""
+"""Studies that differ only in the seed, as one: each variant over its seeds."""
 
 import math
 import os
@@ -13,28 +13,28 @@ from echo_jax.studies.figures import draw_study
 from echo_jax.studies.page import plain_json
 from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study, StudyError, read_study
-from echo_jax.studies.table import ArmRow, arm_rows
+from echo_jax.studies.table import VariantRow, variant_rows
 
-_X_OF = ("fresh", "updates", "seconds")
+_RATIOS_OF = ("fresh", "updates", "seconds")
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Studies of one config with several seeds and the same arms."""
+    """Studies of one config with several seeds and the same variants."""
 
     studies: Sequence[Study]
     seeds: Sequence[int]
 
     @property
-    def arms(self) -> list[list[Run]]:
-        """The runs of each arm, in the order of the seeds."""
+    def variants(self) -> list[list[Run]]:
+        """The runs of each variant, in the order of the seeds."""
         each = (study.runs for study in self.studies)
         return [list(runs) for runs in zip(*each, strict=True)]
 
     @property
-    def rows(self) -> list[list[ArmRow]]:
-        """The rows of each arm, in the order of the seeds."""
-        each = (arm_rows(study) for study in self.studies)
+    def rows(self) -> list[list[VariantRow]]:
+        """The rows of each variant, in the order of the seeds."""
+        each = (variant_rows(study) for study in self.studies)
         return [list(rows) for rows in zip(*each, strict=True)]
 
     @property
@@ -74,7 +74,7 @@ def read_seeds(folders: Sequence[str | os.PathLike[str]]) -> Seeds:
 def _identity(study: Study) -> dict[str, Any]:
     """Returns the fields that studies of several seeds must share, by name."""
     same: dict[str, Any] = {
-        "the arms": [run.name for run in study.runs],
+        "the variants": [run.name for run in study.runs],
         "storage_ratio": study.calibration.get("storage_ratio", 0.0),
         **flat_fields(study.base),
     }
@@ -101,9 +101,9 @@ def seeds_report(seeds: Seeds) -> Report:
     metric = joined.runs[0].metric
     costs = ("fresh examples", "updates", "seconds")
     values = (f"final {metric}", f"best {metric}")
-    relative = [f"{cost}, x" for cost in _X_OF]
+    relative = [f"{cost}, ratio" for cost in _RATIOS_OF]
     sent = ["bytes sent"] * joined.sends_unevenly
-    shown = ("arm", "n", *costs, values[0])
+    shown = ("variant", "n", *costs, values[0])
     environment = plain_json(joined.runs[0].environment)
     return Report(
         title=f"{joined.name}, seeds {', '.join(map(str, seeds.seeds))}",
@@ -113,13 +113,13 @@ def seeds_report(seeds: Seeds) -> Report:
         notes=_notes(seeds),
         num_texts=1,
         in_terminal=shown,
-        figures={"figure": lambda: draw_study(joined, seeds.arms)},
+        figures={"figure": lambda: draw_study(joined, seeds.variants)},
         details=lambda folder: ["<h2>What it ran on</h2>", environment],
     )
 
 
 def _cells(seeds: Seeds) -> Iterator[tuple[str, ...]]:
-    for rows, runs in zip(seeds.rows, seeds.arms, strict=True):
+    for rows, runs in zip(seeds.rows, seeds.variants, strict=True):
         reached = [row for row in rows if row.reached]
         n = f"{len(rows)}"
         if len(reached) < len(rows):
@@ -153,18 +153,18 @@ def _spread(values: Sequence[float], in_words: Callable[[float], str]) -> str:
 def _notes(seeds: Seeds) -> list[str]:
     first = seeds.studies[0]
     target = first.runs[0].target
-    lines = ["Of every arm the mean over seeds, in brackets the least and the largest."]
+    lines = ["Each cell is the mean over seeds, with the range in brackets."]
     if target is None:
         lines.append("The runs had no target: the costs are those of the whole run.")
     else:
         lines.append(
             f"Target: eval {first.runs[0].metric} {target:g}. Costs are those of the n "
-            "seeds that met it."
+            "seeds that reached it."
         )
     lines += [
         "Seconds: training and waiting for input, without evaluation, saving and "
         "compiling.",
-        "x: relative to the baseline of the same seed; below 1 is cheaper.",
+        "Ratios: to the baseline of the same seed; below 1 is cheaper.",
     ]
     if first.setting:
         lines.append(f"{first.setting}.")

@@ -1,4 +1,4 @@
-"""The table of a study: the cost at which each arm reached the target.
+"""The table of a study: the cost at which each variant reached the target.
 
 There are three costs: fresh examples, updates, and seconds of training. Echoing uses
 more updates to save fresh examples. It saves seconds only where the accelerator waited.
@@ -26,25 +26,25 @@ _NOT_IN_TERMINAL = ("echo", "idle")
 _PAGES = {"examples.html": "first examples", "evaluation.html": "evaluation"}
 _COMMANDS = (
     "<code>echo-jax report examples RUN</code> draws the first examples of a run with "
-    "each of their uses, and <code>echo-jax evaluate RUN --report RUN</code> what its "
-    "model makes of others; the next report links these pages."
+    "each of their uses, and <code>echo-jax evaluate RUN --report RUN</code> the "
+    "predictions of its model; the next report links these pages."
 )
 # On an otherwise idle machine, step times differ by a few percent.
 _EVEN_STEPS = 1.25
 
 
 @dataclass(frozen=True)
-class ArmRow:
+class VariantRow:
     """One line of the table."""
 
     name: str
     echo: str  # Factor, placement and order in words.
-    reached: bool  # Whether the target was met. If not, the costs are lower bounds.
+    reached: bool  # Whether the target was reached. If not, the costs are bounds.
     diverged: int | None  # The update at which it diverged, or None.
     fresh: int
     updates: int
     seconds: float  # Training time, without evaluation, saving and compiling.
-    # Costs over the baseline's; None unless both met the target.
+    # Costs over the baseline's; None unless both reached the target.
     relative: tuple[float, float, float] | None
     final: float | None
     best: float
@@ -55,7 +55,7 @@ class ArmRow:
     ratio: float | None
     # Fresh examples that one repeat replaced on average until the target, ``(baseline's
     # fresh - fresh) / repeats``; 1 is as good as fresh.
-    repeat_worth: float | None
+    repeat_value: float | None
 
 
 def study_report(study: Study) -> Report:
@@ -69,12 +69,12 @@ def study_report(study: Study) -> Report:
     metric = study.runs[0].metric
     costs = ("fresh examples", "updates", "seconds")
     values = (f"final {metric}", f"best {metric}")
-    headings = ("arm", "echo", *costs, *values, "idle", "R", "repeat's worth")
+    headings = ("variant", "echo", *costs, *values, "idle", "R", "repeat's value")
     return Report(
         title=study.name,
         caveats=study.caveats,
         headings=headings,
-        rows=[*map(_cells, arm_rows(study))],
+        rows=[*map(_cells, variant_rows(study))],
         notes=_notes(study),
         in_terminal=[name for name in headings if name not in _NOT_IN_TERMINAL],
         figures={"figure": functools.partial(draw_study, study)},
@@ -82,12 +82,12 @@ def study_report(study: Study) -> Report:
     )
 
 
-def arm_rows(study: Study) -> list[ArmRow]:
+def variant_rows(study: Study) -> list[VariantRow]:
     """Returns one row for each run, in the study's order."""
-    return [_arm_row(run, study.baseline) for run in study.runs]
+    return [_variant_row(run, study.baseline) for run in study.runs]
 
 
-def _cells(row: ArmRow) -> tuple[str, ...]:
+def _cells(row: VariantRow) -> tuple[str, ...]:
     """Returns a row's cells, such as ``"3,355 (0.33x)"`` for a cost."""
     costs = (f"{row.fresh:,}", f"{row.updates:,}", f"{row.seconds:.1f}")
     if row.diverged is not None:
@@ -107,7 +107,7 @@ def _cells(row: ArmRow) -> tuple[str, ...]:
         _metric(row.best),
         percent(row.idle_fraction),
         optional(row.ratio, "{:.2f}"),
-        optional(row.repeat_worth, "{:.2f}"),
+        optional(row.repeat_value, "{:.2f}"),
     )
 
 
@@ -120,27 +120,27 @@ def _notes(study: Study) -> list[str]:
     else:
         comparison = "at least" if first.summary["mode"] == "max" else "at most"
         every = sorted({run.evaluated_every or 0 for run in study.runs} - {0})
-        looked = f", looked at every {' or '.join(map(str, every))} updates"
+        evaluated = f", evaluated every {' or '.join(map(str, every))} updates"
         lines.append(
             f"Target: eval {first.metric} {comparison} {first.target:g}"
-            f"{looked if every else ''}."
+            f"{evaluated if every else ''}."
         )
     if study.baseline is None:
         lines.append("No run is named 'baseline', so nothing is relative to it.")
     else:
-        lines.append("x: relative to the baseline; below 1 is cheaper.")
+        lines.append("x: times the baseline's cost; below 1 is cheaper.")
     lines += [
         "Seconds: training and waiting for input, without evaluation, saving and "
         "compiling.",
-        "Idle: the part of the seconds in which no step could run.",
+        "Idle: the fraction of the seconds in which no step could run.",
         "R: seconds per fresh batch over seconds per step, measured in each run.",
-        "Repeat's worth: fresh examples that one repeat replaced on average "
-        "(1: as good as fresh, 0: worth nothing).",
+        "Repeat's value: fresh examples that one repeat replaced on average "
+        "(1: as good as fresh, 0: no use).",
     ]
     for run in study.runs:
         if run.diverged is not None:
             lines.append(
-                f"{run.name} diverged: its loss, or what it had learnt, was not finite "
+                f"{run.name} diverged: its loss or its parameters were not finite "
                 f"from update {run.diverged:,} on."
             )
         elif run.target is not None and not run.reached:
@@ -158,8 +158,8 @@ def _notes(study: Study) -> list[str]:
     if timed and max(steps) > _EVEN_STEPS * min(steps):
         lines.append(
             f"A step took {min(steps):.3g} to {max(steps):.3g} ms, depending on the "
-            "run: if it is the same step, something else used the machine, and the "
-            "seconds do not compare."
+            "run. If it is the same step, something else used the machine, and the "
+            "seconds cannot be compared."
         )
     if study.sends_unevenly:
         sent = (f"{run.name} {decimal(int(run.bytes_sent))}" for run in study.runs)
@@ -167,7 +167,7 @@ def _notes(study: Study) -> list[str]:
     if any(run.environment.get("cpu_count") == 1 for run in study.runs):
         lines.append(
             "One CPU core: the input pipeline takes its time from the steps, so an "
-            "echo saves the pipeline's work, and no waiting."
+            "echo saves the pipeline's work, but does not save waiting."
         )
     if "simulated storage" in study.caveats:
         lines.append(f"Simulated storage: {_storage_in_words(study)}.")
@@ -177,28 +177,28 @@ def _notes(study: Study) -> list[str]:
     for run in study.runs:
         if run.is_cut:
             lines.append(
-                f"{run.name}: the last line of metrics.jsonl is half written, and left "
-                "out."
+                f"{run.name}: the last line of metrics.jsonl is half written, and is "
+                "left out."
             )
         if updates := run.summary.get("restored"):
             lines.append(
-                f"{run.name} went on from an older checkpoint where that of update "
-                f"{', '.join(map(str, updates))} was damaged."
+                f"{run.name} resumed from an older checkpoint, since the checkpoint of "
+                f"update {', '.join(map(str, updates))} was damaged."
             )
         if lost := run.summary.get("rows_lost"):
             lines.append(f"{run.name} lost {lost} rows of metrics.jsonl to damage.")
     return lines
 
 
-def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
+def _variant_row(run: Run, baseline: Run | None) -> VariantRow:
     summary, costs = run.summary, _costs(run)
-    relative = repeat_worth = None
+    relative = repeat_value = None
     if run.reached and baseline is not None and baseline.reached:
         base = _costs(baseline)
         relative = (costs[0] / base[0], costs[1] / base[1], costs[2] / base[2])
         if repeats := run.at_target["repeats"]:
-            repeat_worth = (base[0] - costs[0]) / repeats
-    return ArmRow(
+            repeat_value = (base[0] - costs[0]) / repeats
+    return VariantRow(
         name=run.name,
         echo=_echo_in_words(run),
         reached=run.diverged is None and (run.reached or run.target is None),
@@ -211,7 +211,7 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
         best=run.best,
         idle_fraction=summary["idle_fraction"],
         ratio=summary["R"],
-        repeat_worth=repeat_worth,
+        repeat_value=repeat_value,
     )
 
 
@@ -266,7 +266,7 @@ def _details(study: Study, folder: epath.Path) -> list[str]:
     """Returns what the page has below the table."""
     measured: list[str] = []
     if study.calibration:
-        title = "<h2>Measured before the arms ran</h2>"
+        title = "<h2>Measured before the variants ran</h2>"
         measured = [title, plain_json(study.calibration)]
     configs = [
         f"<details><summary>{html.escape(run.name)}</summary>{plain_json(run.config)}"
@@ -285,7 +285,7 @@ def _details(study: Study, folder: epath.Path) -> list[str]:
 
 
 # A page is linked if it is a file (not a link) in the run's folder within the report's
-# folder, or beside the report of a single run.
+# folder, or next to the report of a single run.
 def _picture_links(folder: epath.Path, names: Sequence[str]) -> list[str]:
     """Returns the HTML that links to the pages of examples and predictions."""
     lines, is_whole = [], True

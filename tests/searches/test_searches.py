@@ -17,15 +17,15 @@ from scipy import stats
 from echo_jax.cli import main
 from echo_jax.files import run_folder
 from echo_jax.searches import (
-    ArmResult,
     LostWorkerError,
     Protocol,
     Searched,
     Space,
     Trial,
     Unit,
-    best_arms,
+    VariantResult,
     best_of,
+    best_variants,
     crossing,
     expected_best,
     fastest_report,
@@ -48,7 +48,7 @@ BASE = {
     "data": {"source": "stdlib"},
     "optim": {"name": "adamw", "schedule": "constant", "warmup_updates": 5},
 }
-# Updates to the target, by arm: of two searches' best points, on three streams.
+# Updates to the target, by variant: of two searches' best points, on three streams.
 COSTS = {
     "baseline": [[100, 110, 120], [90, 105, 100]],
     "spread": [[105, 120, 118], [95, 100, 104]],
@@ -88,18 +88,18 @@ def make(tmp_path):
         (tmp_path / name / "trials").mkdir(parents=True)
         (tmp_path / name / "study.json").write_text(json.dumps(metadata))
         folder = run_folder(tmp_path / name)
-        for arm, searches in costs.items():
-            factor = FACTORS[arm]
+        for variant, searches in costs.items():
+            factor = FACTORS[variant]
             for repeat, streams in enumerate(searches):
                 points = {"optim.lr": 9.9e-3}, {"optim.lr": 1e-3 * (repeat + 1)}
                 tried = [trial(0, 300, factor, points[0], reached=False)]
                 tried.append(trial(1, 101, factor, points[1]))
-                write_unit(folder, Unit(arm, "search", repeat), "", tried)
+                write_unit(folder, Unit(variant, "search", repeat), "", tried)
                 found = [
                     trial(k, updates or 500, factor, points[1], reached=bool(updates))
                     for k, updates in enumerate(streams)
                 ]
-                write_unit(folder, Unit(arm, "confirm", repeat), "", found)
+                write_unit(folder, Unit(variant, "confirm", repeat), "", found)
         return folder
 
     return make
@@ -115,8 +115,8 @@ def change(folder, by):
 
 def test_ratios_are_geometric_means_over_pairs_with_their_interval(make):
     search = read_search(make())
-    assert [arm.name for arm in search.arms] == ["baseline", "spread"]
-    baseline, spread = search.arms
+    assert [variant.name for variant in search.variants] == ["baseline", "spread"]
+    baseline, spread = search.variants
     assert spread.updates.value == pytest.approx(math.exp(LOGS.mean()))
     assert spread.updates.low < spread.updates.value < spread.updates.high
     # At a quarter of the reads: the same interval, four times smaller.
@@ -147,10 +147,10 @@ def test_without_a_target_published_differences_are_beside_those_measured(
     make, tmp_path
 ):
     lines = search_report(read_search(make(target=0.0))).markdown().splitlines()
-    names, _, *arms = [line.split(" | ") for line in lines if line.startswith("|")]
+    names, _, *variants = [line.split(" | ") for line in lines if line.startswith("|")]
     at = names.index("published")
-    assert names[at - 1] == "final less the baseline's"
-    assert [arm[at] for arm in arms] == ["—", "+0.312"]
+    assert names[at - 1] == "final minus the baseline's"
+    assert [variant[at] for variant in variants] == ["—", "+0.312"]
     change(tmp_path / "a", lambda m: m.update(paper={}))
     assert "published" not in search_report(read_search(tmp_path / "a")).markdown()
 
@@ -160,9 +160,9 @@ def test_streams_that_missed_the_target_or_met_it_at_once_are_counted(make, tmp_
     costs = {**COSTS, "spread": [[1e-9, 120, 0], [95, 100, 104]]}
     search = read_search(make("a", costs))
     logs = np.log([1, 120, 130, 95, 100, 104]) - np.log(np.ravel(COSTS["baseline"]))
-    assert search.arms[1].updates.value == pytest.approx(math.exp(logs.mean()))
+    assert search.variants[1].updates.value == pytest.approx(math.exp(logs.mean()))
     table = search_report(search).markdown()
-    assert "| ≥ 0." in table and "missed the target on 1 of 6" in table
+    assert "| ≥ 0." in table and "missed the target with 1 of 6" in table
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,12 @@ def test_a_damaged_file_of_trials_is_refused(make, tmp_path, change):
     ("by", "said"),
     [
         (lambda m: m["search"].update(repeats=10**12), "'search.repeats' is 100000000"),
-        (lambda m: m.update(arms=["../../x"]), "its arms are no names"),
-        (lambda m: m.update(falsifiers=[{"says": "so"}]), "falsifiers, it lacks 'arm'"),
-        (lambda m: m.update(paper={"spread": "0"}), "'paper.spread' is no number"),
+        (lambda m: m.update(arms=["../../x"]), "its 'arms' are not names"),
+        (
+            lambda m: m.update(falsifiers=[{"says": "so"}]),
+            "'falsifiers', it lacks 'arm'",
+        ),
+        (lambda m: m.update(paper={"spread": "0"}), "'paper.spread' is not a number"),
         (lambda m: m["base_config"].update(batch_size=0), "batch_size' is below 1"),
         (lambda m: m["search"].update(space={"seed": "log:1:2"}), "of another space"),
         (lambda m: m.update(arms=["other"]), "holds no trials yet"),
@@ -226,12 +229,14 @@ def test_an_axis_is_even_on_its_scale():
     "text", ["log:0:1", "log:1:0.1", "cubic:0:1", "log:1", "log:a:b", "choice:", "3"]
 )
 def test_what_is_no_space_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match=r"optim\.lr: .* is no space to search; give"):
+    with pytest.raises(
+        ValueError, match=r"optim\.lr: .* is not a space to search; give"
+    ):
         Space.parse({"optim": {"lr": text}})
 
 
 class Broken:
-    """An arm whose loader has lost a process."""
+    """A variant whose loader has lost a process."""
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -270,7 +275,7 @@ def test_a_target_is_met_on_the_line_between_two_evaluations(
 
 
 def test_the_fastest_arm_follows_from_the_counts_at_every_ratio(make):
-    at_1, at_2, at_8 = best_arms(read_search(make()), [1.0, 2.0, 8.0])
+    at_1, at_2, at_8 = best_variants(read_search(make()), [1.0, 2.0, 8.0])
     # At R = 1 a repeat costs what a fresh example costs, and is worth less.
     assert at_1.name == "baseline" and tuple(at_1.speedup) == (1.0, 1.0, 1.0)
     interval = mean_interval(-LOGS).exp()
@@ -291,7 +296,7 @@ def test_trainings_by_a_clock_are_points_beside_the_fastest_arms(
     assert "no echo" in capsys.readouterr().out
     assert (out / "table.md").read_text().count("| A study | spread | 8 | 3.8") == 2
     assert {"best.png", "report.html"} <= {path.name for path in out.iterdir()}
-    assert "by a clock, at the R that the baseline saw" in texts(out, "best")
+    assert "measured seconds, at the baseline's measured R" in texts(out, "best")
     # As results/seconds/R4_seed*/table.md have it.
     points = [speedup_by_clock(read_study(folder)) for folder in clocked]
     assert points == [
@@ -308,10 +313,10 @@ def test_studies_of_several_batch_sizes_say_whether_the_fastest_arm_rises(
     slow = [[9 * updates for updates in row] for row in COSTS["spread"]]
     folders = [make("b"), make("a", {**COSTS, "spread": slow})]
     change(folders[0], lambda m: m["base_config"].update(batch_size=size))
-    found = [(s, best_arms(s, [1.0, 2.0, 8.0])) for s in map(read_search, folders)]
+    found = [(s, best_variants(s, [1.0, 2.0, 8.0])) for s in map(read_search, folders)]
     said = fastest_report(found).markdown()
     wanted = f"batches of 32 to {size} it surely comes later at R = {later}, and surely"
-    assert (wanted in said, "Falsifier" in said) == (bool(later), bool(later))
+    assert (wanted in said, "Prediction" in said) == (bool(later), bool(later))
 
 
 def texts(folder, name):
@@ -326,8 +331,10 @@ def mean_of(search, *curves):
         trial(0, 1, updates=updates, fresh=[32 * u for u in updates], values=values)
         for updates, values in curves
     ]
-    arm = ArmResult("arm", [Searched([], None, found)], None, None, None, False)
-    return mean_points(replace(search, arms=[arm]), arm, lambda updates, fresh: updates)
+    variant = VariantResult("arm", [Searched([], None, found)], None, None, None, False)
+    return mean_points(
+        replace(search, variants=[variant]), variant, lambda updates, fresh: updates
+    )
 
 
 def test_a_mean_curve_to_a_target_ends_at_the_mean_cost_of_it(make):
@@ -410,14 +417,14 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(
 ):
     rng, held = np.random.default_rng(0), 0
 
-    def arm(of_streams):
+    def variant(of_streams):
         tuned = rng.normal(0, search, (searches, 1))
         own = rng.normal(0, stream, streams)
         return of_streams + tuned + own + rng.normal(0, noise, (searches, streams))
 
     for _ in range(1000):
-        of_streams = rng.normal(0, 0.2, streams)  # The same for both arms.
-        found = mean_interval(arm(of_streams) - arm(of_streams))
+        of_streams = rng.normal(0, 0.2, streams)  # The same for both variants.
+        found = mean_interval(variant(of_streams) - variant(of_streams))
         held += found.low <= 0 <= found.high
     # Somewhat more often where searches do not differ more than streams.
     assert 930 <= held <= (970 if searches == 1 else 980)

@@ -11,10 +11,10 @@ from echo_jax.config import load_config
 from echo_jax.files import run_folder
 from echo_jax.runs import ConfigRefusedError, run_study
 from echo_jax.searches import (
-    best_arms,
+    best_variants,
     is_searched,
     read_search,
-    refuse_other_falsifiers,
+    refuse_other_predictions,
     search_report,
 )
 from echo_jax.studies import read_study, study_report
@@ -35,10 +35,10 @@ def studies():
 def test_published_trials_are_whole_and_make_the_published_table(studies, name):
     search = studies[name]
     protocol = search.protocol
-    for arm in search.arms:
+    for variant in search.variants:
         if protocol.space.axes:
-            assert len(arm.trials) == protocol.repeats * protocol.points
-        assert len(arm.confirmed) == protocol.repeats * protocol.streams
+            assert len(variant.trials) == protocol.repeats * protocol.points
+        assert len(variant.confirmed) == protocol.repeats * protocol.num_seeds
     assert search_report(search).markdown() == (RESULTS / name / "table.md").read_text()
 
 
@@ -52,20 +52,20 @@ def test_falsifiers_are_those_from_before_the_trials(tmp_path, studies):
     shutil.copytree(RESULTS / "s3", tmp_path / "s3")
     study = load_config(str(RESULTS.parent / "configs/sweeps/s3_untuned.py"))
     folder, protocol = run_folder(tmp_path / "s3"), studies["s3"].protocol
-    refuse_other_falsifiers(study.falsifiers, protocol, folder)
+    refuse_other_predictions(study.falsifiers, protocol, folder)
     first, *rest = study.falsifiers
     new = {"says": "hindsight", "arm": "e4", "over": "baseline", "below": 0.4}
     moved = {**first, "below": 0.9}
     for other in ((moved, *rest), (first, *rest, new), ()):
-        with pytest.raises(ValueError, match="falsifiers are not those"):
-            refuse_other_falsifiers(other, protocol, folder)
+        with pytest.raises(ValueError, match=r"predictions\) are not"):
+            refuse_other_predictions(other, protocol, folder)
     # The command asks before it trains: this study is small enough to be looked at.
     study = load_config(str(RESULTS.parent / "configs/sweeps/s4_lag.py:tiny"))
     study.falsifiers = (new,)
-    with pytest.raises(ConfigRefusedError, match="falsifiers are not those"):
+    with pytest.raises(ConfigRefusedError, match=r"predictions\) are not"):
         run_study(study, tmp_path / "s3")
     shutil.rmtree(tmp_path / "s3" / "trials")
-    refuse_other_falsifiers((new,), protocol, folder)
+    refuse_other_predictions((new,), protocol, folder)
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
@@ -75,10 +75,15 @@ INTERVAL = re.compile(rf"{NUMBER}x?(?: \(|, ){NUMBER} to {NUMBER}(?![\d:])")
 
 def measured(search):
     """The intervals that a study has found, and their inverses and negatives."""
-    found = [i for arm in search.arms for i in (arm.fresh, arm.updates, arm.final) if i]
-    found += [each.ratio for each in search.falsifiers]
+    found = [
+        i
+        for variant in search.variants
+        for i in (variant.fresh, variant.updates, variant.final)
+        if i
+    ]
+    found += [each.ratio for each in search.predictions]
     if search.has_target:
-        found += [best.speedup for best in best_arms(search)]
+        found += [best.speedup for best in best_variants(search)]
     for value, low, high in found:
         yield value, low, high
         if search.has_target:
@@ -152,10 +157,14 @@ def test_every_config_of_the_answers_can_be_loaded():
 
 
 def test_the_probe_advises_with_the_intervals_of_the_published_factors(studies):
-    arms = [arm for size in (8, 32, 128) for arm in studies[f"s2_{size}"].arms]
+    variants = [
+        variant for size in (8, 32, 128) for variant in studies[f"s2_{size}"].variants
+    ]
     advice = RESULTS.parent / "echo_jax/echo/instrument/advice.py"
     for factor in (2, 4, 8, 16):
-        found = [arm.updates for arm in arms if arm.name == f"e{factor}"]
+        found = [
+            variant.updates for variant in variants if variant.name == f"e{factor}"
+        ]
         low = f"{min(each.low for each in found):.2f}"
         high = f"{max(each.high for each in found):.2f}"
         before = "math.inf:" if factor == 16 else f"{factor}:"

@@ -51,10 +51,10 @@ def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path):
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        (["metrics.jsonl"], r"metrics\.jsonl is missing; run the arm again"),
+        (["metrics.jsonl"], r"metrics\.jsonl is missing; run it again"),
         (["summary.json"], r"no summary\.json: the run is not finished; resume it"),
-        (["summary.json", "config.json"], "config.json, so it is no run folder"),
-        (["."], "nowhere is no folder; name the --workdir"),
+        (["summary.json", "config.json"], "config.json, so it is not a run folder"),
+        (["."], "nowhere is not a folder; name the --workdir"),
     ],
 )
 def test_a_missing_file_is_named_with_the_fix(tmp_path, lost, message):
@@ -85,15 +85,15 @@ def test_what_does_not_compare_is_refused(tmp_path, facts, message):
     ("file", "content", "message"),
     [
         ("summary.json", "{", r"summary\.json is damaged"),
-        ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run the arm again"),
+        ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run it again"),
         ("summary.json", {"echo": {}}, "is damaged: it lacks 'echo.factor'"),
-        ("summary.json", {"rows": 9}, "holds 6 rows of the 9 that summary.json speaks"),
+        ("summary.json", {"rows": 9}, "holds 6 rows of the 9 that summary.json counts"),
         ("summary.json", {"updates_to_target": 7}, "holds no evaluation of update 7"),
         ("environment.json", {"workload": None}, "it lacks 'workload.data.synthetic'"),
         ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
         ("study.json", {"arms": "arm"}, r"study\.json is damaged: 'arms' is 'arm'"),
-        ("study.json", {"arms": [3]}, "its arms are no names"),
-        ("study.json", {"arms": ["../a"]}, "its arms are no names"),
+        ("study.json", {"arms": [3]}, "its 'arms' are not names"),
+        ("study.json", {"arms": ["../a"]}, "its 'arms' are not names"),
         ("metrics.jsonl", '{"kind": "eval"\n', r"metrics\.jsonl, line 7, is damaged"),
         ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
         ("metrics.jsonl", None, r"set --config\.eval_every below"),
@@ -129,7 +129,7 @@ def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, shown):
     rows, (title, *notes) = shown(read_study(make_study(tmp_path, ARMS)))
     assert title == "**a study, simulated storage**"
     assert rows[1] == {
-        "arm": "spread",
+        "variant": "spread",
         "echo": "4x after augment, spread, buffer 512",
         "fresh examples": "1,250 (0.31x)",
         "updates": "500 (1.25x)",
@@ -138,13 +138,13 @@ def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, shown):
         "best loss": "0.9900",
         "idle": "75%",
         "R": "4.00",
-        "repeat's worth": "0.73",
+        "repeat's value": "0.73",
     }
-    assert (rows[0]["echo"], rows[0]["repeat's worth"]) == ("none", "—")
+    assert (rows[0]["echo"], rows[0]["repeat's value"]) == ("none", "—")
     costs = [rows[2][name] for name in ("fresh examples", "updates", "seconds")]
     assert costs == ["not in 500", "not in 200", "not in 100.0"]
     assert "- batch_echo did not reach the target; its best was 3.5." in notes
-    assert "- Target: eval loss at most 1, looked at every 100 updates." in notes
+    assert "- Target: eval loss at most 1, evaluated every 100 updates." in notes
     assert "- Simulated storage: 2.5 ms a read (constant)." in notes
 
 
@@ -199,7 +199,7 @@ def test_a_last_line_that_is_half_written_is_left_out_and_said(tmp_path, shown):
     path.write_bytes(b"".join(lines)[:-9])
     study = read_runs([folder])
     assert [row["eval_loss"] for row in study.runs[0].evals] == [3.0, 1.0]
-    said = "arm: the last line of metrics.jsonl is half written, and left out"
+    said = "arm: the last line of metrics.jsonl is half written, and is left out"
     assert any(said in note for note in shown(study)[1])
     path.write_bytes(b"".join(lines[:5])[:-9])
     with pytest.raises(StudyError, match="holds 4 rows of the 6"):

@@ -61,9 +61,9 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
     assert "adaptive up to 8x after augment" in page
     assert "<li>Simulated storage: 2.5 ms a read (constant).</li>" in page
     assert '<p class="caveats">simulated storage</p>' in page
-    assert "checkpoint where that of update 4, 8 was damaged.</li>" in page
+    assert "since the checkpoint of update 4, 8 was damaged.</li>" in page
     assert re.findall(r"<summary>(\w+)", page) == ["baseline", "third"]
-    assert "Measured before the arms ran" in page
+    assert "Measured before the variants ran" in page
 
     settings = "text.usetex: True\nfont.size: 30\nsavefig.facecolor: red\n"
     (tmp_path / "matplotlibrc").write_text(settings)
@@ -113,7 +113,7 @@ def test_hostile_names_are_escaped_everywhere(tmp_path, capsys):
     assert [text for text in texts if text in HOSTILE] == [*HOSTILE[:4], "[red]x"]
     assert "ninth" in texts
     assert any(x.startswith("Simulated storage;  R = 4.0 as measured;") for x in texts)
-    axes = ("fresh examples read", "updates", "seconds of training", "evaluation loss")
+    axes = ("fresh examples", "updates", "seconds of training", "evaluation loss")
     assert [texts.count(label) for label in axes] == [1] * 4
 
 
@@ -153,7 +153,7 @@ def test_an_arm_has_the_mean_least_and_largest_over_seeds(tmp_path, make_seeds, 
     assert baseline["seconds"] == "116.7 (100.0 to 150.0)"
     # Always the same: no range. Beside the baseline of the same seed it is one.
     assert arm["fresh examples"] == "1,000"
-    assert arm["fresh, x"] == "0.44 (0.33 to 0.50)"
+    assert arm["fresh, ratio"] == "0.44 (0.33 to 0.50)"
     assert arm["final loss"] == "1.500 (0.5000 to 2.500)"
     assert arm["best loss"] == "0.8333 (0.5000 to 1.000)"
 
@@ -168,7 +168,7 @@ def test_seeds_that_missed_the_target_or_diverged_are_said(tmp_path, make_seeds)
     assert main(["report", *map(str, folders), "--workdir", str(out)]) == 0
     (_, arm), others = read_table(out / "table.md")
     assert (arm["n"], arm["updates"]) == ("1 of 3", "200")
-    assert any("Costs are those of the n seeds that met it." in x for x in others)
+    assert any("Costs are those of the n seeds that reached it." in x for x in others)
     assert "- arm, seed 1, diverged at update 250." in others
     assert "arm (x: 1 of 3 diverged)" in drawn(out)
 

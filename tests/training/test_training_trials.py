@@ -1,4 +1,4 @@
-"""Trials of a search: what is made, cut, kept and shared; and arms that diverge."""
+"""Trials of a search: what is made, cut, kept and shared; and variants that diverge."""
 
 import dataclasses
 import json
@@ -129,7 +129,7 @@ def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, protocol(points=2, streams=1), on_made=stop_after_two)
+        make(tmp_path, protocol(points=2, num_seeds=1), on_made=stop_after_two)
     before = files(tmp_path)
     assert before and before.keys() < whole[1].keys()
     rest = made_in(tmp_path)
@@ -140,19 +140,19 @@ def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
 
 def test_what_another_process_has_locked_is_left_to_it(tmp_path):
     folder = run_folder(tmp_path)
-    wanted = protocol(points=1, streams=1)
+    wanted = protocol(points=1, num_seeds=1)
     (folder / "trials").mkdir()
     with FolderLock(folder / "trials", name=".baseline.search-0.lock"):
         make(tmp_path, wanted)
     assert files(tmp_path).keys() == {"batch.search-0.json", "batch.confirm-0.json"}
-    units = [unit for unit in wanted.units() if unit.arm == "baseline"]
+    units = [unit for unit in wanted.units() if unit.variant == "baseline"]
     # Of what is to be confirmed nothing is known yet.
-    assert [num_missing(wanted, arms()[u.arm], folder, u) for u in units] == [1, 0]
+    assert [num_missing(wanted, arms()[u.variant], folder, u) for u in units] == [1, 0]
 
 
 def test_a_diverged_trial_is_a_result_and_the_search_goes_on(tmp_path):
     space = Space.parse({"optim": {"lr": "choice:0.01,1e30"}})
-    wanted = protocol(arms=("baseline",), space=space, points=4, streams=1)
+    wanted = protocol(variants=("baseline",), space=space, points=4, num_seeds=1)
     make(tmp_path, wanted)
     found = trials(tmp_path, "baseline.search-0")
     outcomes = {t.point["optim.lr"]: t.outcome for t in found}
@@ -163,7 +163,7 @@ def test_a_diverged_trial_is_a_result_and_the_search_goes_on(tmp_path):
 
 def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
     space = Space.parse({"echo": {"factor": "choice:2.0,0.5"}})
-    make(tmp_path, protocol(space=space, streams=1, arms=("batch",)))
+    make(tmp_path, protocol(space=space, num_seeds=1, variants=("batch",)))
     found = trials(tmp_path, "batch.search-0")
     (failed,) = {t.message for t in found if t.outcome == "failed"}
     assert "echo factor 0.5 is outside" in failed
@@ -189,7 +189,7 @@ def test_trials_go_on_with_the_same_data_at_another_place(whole, tmp_path):
 
         with registered(build):
             of = arms(data__source=source)
-            return make(tmp_path, protocol(points=points, streams=1), of)
+            return make(tmp_path, protocol(points=points, num_seeds=1), of)
 
     at("here", sha256="a")
     before = files(tmp_path)

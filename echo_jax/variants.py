@@ -1,4 +1,4 @@
-"""Checks before a run begins, and the arms of a study: how each one runs."""
+"""Checks a config before it runs, and trains the variants of a study."""
 
 import contextlib
 import copy
@@ -27,8 +27,8 @@ from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
 
-# An arm's name is also the name of a folder, and a heading.
-_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# A variant's name is also the name of a folder, and a heading.
+_VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ConfigRefusedError(ValueError):
@@ -77,66 +77,68 @@ def read_workload(
         return workload, check_start(config, workload, workdir)
 
 
-def arm_configs(config: Config) -> dict[str, RunSpec]:
-    """Returns the checked training config of every arm, in order."""
+def variant_configs(config: Config) -> dict[str, RunSpec]:
+    """Returns the checked training config of every variant, in order."""
     if "arms" not in config:
-        raise ValueError("this config has no arms; run it with 'echo-jax train'")
+        raise ValueError("this config is not a study; run it with 'echo-jax train'")
     if not config.storage_ratio >= 0:
         raise ValueError(
             f"config.storage_ratio={config.storage_ratio} must be at least 0, which "
             "leaves the storage as it is"
         )
-    arms = {}
+    variants = {}
     for name in arm_names(config):
         differences = config.arms[name]
-        if not _ARM_NAME.fullmatch(name):
+        if not _VARIANT_NAME.fullmatch(name):
             raise ValueError(
-                f"arm {name!r} cannot name a folder; use letters, digits, '_', '-'"
+                f"variant {name!r} cannot name a folder; use letters, digits, '_', '-'"
             )
         # Not through a plain dict, which loses the fields' types.
-        arm = copy.deepcopy(config.base).lock()
+        variant = copy.deepcopy(config.base).lock()
         try:
-            arm.update(differences.to_dict())
-            arms[name] = RunSpec.of(arm)
-            refuse_processes(arms[name])
+            variant.update(differences.to_dict())
+            variants[name] = RunSpec.of(variant)
+            refuse_processes(variants[name])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"arm {name}: {error}") from error
-    return arms
+            raise ValueError(f"variant {name}: {error}") from error
+    return variants
 
 
-def check_echoes(arms: Mapping[str, RunSpec], workdir: epath.Path) -> None:
-    """Refuses a study with an impossible arm before it runs; names the arm."""
-    # Devices first: opening the data of all arms takes long.
-    for name, arm in arms.items():
+def check_echoes(variants: Mapping[str, RunSpec], workdir: epath.Path) -> None:
+    """Refuses a study with an impossible variant, by name, before it runs."""
+    # Devices first: opening the data of all variants takes long.
+    for name, variant in variants.items():
         with _named(name):
-            mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
-            if idle := idle_on_one_device(arm, mesh):
+            mesh = make_mesh(variant.mesh.data, variant.mesh.fsdp, variant.batch_size)
+            if idle := idle_on_one_device(variant, mesh):
                 raise ValueError(idle)
-    for name, arm in arms.items():
-        # The log of an earlier arm may not exist yet.
-        is_made = arm.echo.replay.startswith(f"{workdir}/")
+    for name, variant in variants.items():
+        # The log of an earlier variant may not exist yet.
+        is_made = variant.echo.replay.startswith(f"{workdir}/")
         with _named(name):
-            checked_workload(arm.changed({"echo.replay": ""}) if is_made else arm)
+            checked_workload(
+                variant.changed({"echo.replay": ""}) if is_made else variant
+            )
 
 
 @contextlib.contextmanager
-def _named(arm: str) -> Iterator[None]:
+def _named(variant: str) -> Iterator[None]:
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"arm {arm}: {error}") from error
+        raise ValueError(f"variant {variant}: {error}") from error
 
 
-def ready_for_trials(arms: Mapping[str, RunSpec]) -> dict[str, RunSpec]:
-    """Returns arms without the fields by which two trials of a seed would differ."""
-    for name, arm in arms.items():
-        if arm.echo.mode == "adaptive" and not arm.echo.pattern:
+def ready_for_trials(variants: Mapping[str, RunSpec]) -> dict[str, RunSpec]:
+    """Returns variants without fields by which two trials of a seed would differ."""
+    for name, variant in variants.items():
+        if variant.echo.mode == "adaptive" and not variant.echo.pattern:
             raise ValueError(
-                f"arm {name}: a trial must not depend on measured times; give the "
+                f"variant {name}: a trial must not depend on measured times; give the "
                 "adaptive echo its decisions, such as echo.replay=pattern:1000"
             )
     unsaved = {"checkpoint_every": 0}
-    return {name: arm.changed(unsaved) for name, arm in arms.items()}
+    return {name: variant.changed(unsaved) for name, variant in variants.items()}
 
 
 def kept_calibration(config: Config, workdir: epath.Path) -> dict[str, float] | None:
@@ -185,8 +187,8 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
     }
 
 
-def train_arm(config: RunSpec, workdir: epath.Path, lock: FolderLock) -> int | None:
-    """Trains an arm to its end; returns the update at which it diverged, or None."""
+def train_variant(config: RunSpec, workdir: epath.Path, lock: FolderLock) -> int | None:
+    """Trains a variant to its end; returns the update of its divergence, or None."""
     update = read_diverged(workdir, config)
     if update is not None:
         return update
