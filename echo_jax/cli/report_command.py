@@ -188,8 +188,8 @@ def _show_examples(args: argparse.Namespace) -> int:
 
 def _shown(reports: Sequence[Any], *files: epath.Path) -> int:
     """Prints the tables of reports, and the files that were written."""
-    rich.print()
     for report in reports:
+        rich.print()
         rich.print(report.terminal())
     print("", *map(printable, files), sep="\n")
     return 0

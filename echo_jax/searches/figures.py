@@ -2,6 +2,7 @@
 
 import functools
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from echo_jax.studies.runs import BASELINE
 
 _RATIO = 4  # R of the seconds that are drawn
 _WIDTH = 11.0
+_LINE = 150  # characters that fit into it
 # The number of values of a mean curve to a target.
 _VALUES = 60
 # A score is drawn apart if its distance from the middle half exceeds this multiple of
@@ -49,7 +51,8 @@ def search_figures(search: Search) -> dict[str, Callable[[], Figure]]:
 
 def _titled(search: Search, height: float, *columns: float) -> tuple[Figure, Any]:
     figure = Figure(figsize=(_WIDTH, height), facecolor="white", layout="constrained")
-    figure.suptitle(f"{search.name}\n{search.setting}", fontsize=9)
+    setting = textwrap.fill(search.setting, _LINE)
+    figure.suptitle(f"{search.name}\n{setting}", fontsize=9)
     axes = figure.subplots(
         1, len(columns), squeeze=False, gridspec_kw={"width_ratios": columns}
     )
@@ -132,7 +135,7 @@ def mean_points(
 
 
 def _zoom(ax: Axes, search: Search) -> None:
-    """Leaves out the first fifth of the gain, where all curves fall steeply."""
+    """Leaves out two fifths of the gain, where all curves fall steeply."""
     rows = [trial.values for each in search.variants for trial in each.confirmed]
     values = [value for row in rows for value in row if value is not None]
     starts = [row[0] for row in rows if row and row[0] is not None]
@@ -170,7 +173,7 @@ def _ratios(search: Search) -> Figure:
         ax.axvline(neutral, color="#777777", lw=1)
         labels = [f"{variant.name}  (n = {variant.n})" for variant in variants]
         ax.set_yticks(range(len(variants)), labels if ax is axes[0] else [])
-        ax.invert_yaxis()
+        ax.set_ylim(len(variants) - 0.5, -0.5)
         ax.set_xlabel(label)
     if search.paper:
         axes[0].plot([], [], "D", color="#D55E00", mfc="none", label="Choi et al. 2019")

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from typing import Any
@@ -23,7 +24,8 @@ from echo_jax.studies.runs import Run, Study
 # that the baseline has the neutral colour.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Markers distinguish variants in grey print.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# "x" marks a run that diverged.
+MARKERS = ("o", "s", "^", "D", "v", "P", "<")
 # For the first seven variants, and for the variants that reuse their colours.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
@@ -36,6 +38,8 @@ _PANELS = {
 }
 _BYTES = {"bytes_sent": "bytes sent by a device"}
 _PANEL_INCHES = 3.8
+# Characters that fit into a line of a figure with three panels.
+_LINE = 170
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -92,18 +96,14 @@ def write_drawn(
     png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
     with own_style():
         figure = draw()
-        write_png(figure, png)
+        # Canvases of their own leave the caller's backend and open figures alone.
         drawn, undated = BytesIO(), {"Date": None}
+        FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
+        write(png, drawn.getvalue())
+        drawn = BytesIO()
         FigureCanvasSVG(figure).print_figure(drawn, format="svg", metadata=undated)
         write(svg, drawn.getvalue())
     return png, svg
-
-
-def write_png(figure: Figure, path: epath.Path) -> None:
-    """Writes a figure as PNG without changing the caller's backend or open figures."""
-    drawn = BytesIO()
-    FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
-    write(path, drawn.getvalue())
 
 
 # `variants` groups the runs of a variant: their mean is bold, each run is thin. By
@@ -114,7 +114,7 @@ def draw_study(study: Study, variants: Sequence[Sequence[Run]] = ()) -> Figure:
     panels = _PANELS | (_BYTES if study.sends_unevenly else {})
     target = study.runs[0].target
     size = _PANEL_INCHES * len(panels), 4.7
-    figure = Figure(figsize=size, facecolor="white")
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True)
     for ax, (panel, label) in zip(axes, panels.items(), strict=True):
         for index, runs in enumerate(variants):
@@ -128,7 +128,9 @@ def draw_study(study: Study, variants: Sequence[Sequence[Run]] = ()) -> Figure:
             ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[0].set_ylabel(f"evaluation {study.runs[0].metric}")
     axes[0].set_ylim(*_limits(study))
-    _head(figure, study, [*map(_label, variants)])
+    _head(
+        figure, study, [*map(_label, variants)], is_mean=len(variants) < len(study.runs)
+    )
     return figure
 
 
@@ -192,12 +194,9 @@ def _limits(study: Study) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
-    """Writes title, setting, subtitle and the one legend above the panels."""
+def _head(figure: Figure, study: Study, names: Sequence[str], *, is_mean: bool) -> None:
+    """Writes the title, and below the panels one legend with the setting."""
     first = study.runs[0]
-    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.12, top=0.72, wspace=0.1)
-    figure.text(0.012, 0.945, study.name, fontsize=14, weight="bold", color="#111111")
-    figure.text(0.012, 0.9, study.setting, fontsize=9, color="#555555")
     words = list(study.caveats)
     ratios = [run.summary["R"] for run in study.runs if run.summary["R"] is not None]
     if ratios:
@@ -206,14 +205,26 @@ def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
     if first.target is not None:
         words.append(f"dashed: the target, eval {first.metric} {first.target:g}")
         words.append("marker: the target is reached")
+    if is_mean:
+        words.append("thin: a run;  bold: the mean")
     subtitle = ";  ".join(words)
-    subtitle = subtitle[:1].upper() + subtitle[1:]
-    figure.text(0.012, 0.855, subtitle, fontsize=9, color="#555555")
+    texts = (study.setting, subtitle[:1].upper() + subtitle[1:])
+    lines = [line for text in texts for line in textwrap.wrap(text, _LINE)]
+    figure.suptitle(study.name, x=0.01, ha="left", fontsize=14, weight="bold")
     marked = {"markersize": 7, "markeredgecolor": "white", "linewidth": 1.8}
     handles = [
         Line2D([], [], marker=MARKERS[k % len(MARKERS)], **marked, **_style(k))
         for k in range(len(names))
     ]
-    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.84)}
-    shape = {"frameon": False, "handlelength": 2.2, "columnspacing": 1.8}
-    figure.legend(handles, names, ncols=min(len(handles), 6), **place, **shape)
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower left",
+        title="\n".join(lines),
+        title_fontsize=9,
+        alignment="left",
+        # As many as fit, by the longest name.
+        ncols=max(1, min(6, 150 // (max(map(len, names)) + 6))),
+        frameon=False,
+        handlelength=2.2,
+    )

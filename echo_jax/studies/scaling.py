@@ -7,20 +7,18 @@ train the same thing make a group; runs of different groups are not compared.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
 from echo_jax.files.folders import run_folder, write
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
-from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
+from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn
 from echo_jax.studies.report import Report
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
 from echo_jax.studies.table import percent, variant_rows
@@ -163,12 +161,12 @@ def _notes(groups: Sequence[Scaling]) -> list[str]:
 def write_scaling(
     groups: Sequence[Scaling], folder: str | os.PathLike[str]
 ) -> tuple[epath.Path, epath.Path]:
-    """Writes ``scaling.md`` and ``scaling.png`` and returns their paths."""
+    """Writes ``scaling.md`` and the figure; returns the paths of table and PNG."""
     folder = run_folder(folder)
-    tables, png = folder / "scaling.md", folder / "scaling.png"
-    with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
+    tables = folder / "scaling.md"
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
         write(tables, "\n".join(each.markdown() for each in scaling_reports(groups)))
-        write_png(_draw(groups), png)
+        png, _ = write_drawn(lambda: _draw(groups), folder / "scaling")
     return tables, png
 
 
@@ -232,62 +230,34 @@ def _rate(per_s: float) -> str:
 
 
 def _draw(groups: Sequence[Scaling]) -> Figure:
-    figure = Figure(figsize=(10.5, 4.4), facecolor="white")
+    figure = Figure(figsize=(10.5, 4.8), facecolor="white", layout="constrained")
+    figure.suptitle("Throughput by devices", x=0.01, ha="left", size=14, weight="bold")
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(
-        left=0.075, right=0.965, bottom=0.125, top=0.86 - 0.05 * len(groups), wspace=0.2
-    )
-    title = {"fontsize": 14, "weight": "bold", "color": "#111"}
-    figure.text(0.012, 0.935, "Throughput by devices", **title)
-    counts = sorted({point.devices for group in groups for point in group.points})
+    ideal: dict[str, Any] = {"color": "#777777", "lw": 1.1, "dashes": (4, 3)}
     for index, group in enumerate(groups):
-        colour = COLOURS[index % len(COLOURS)]
-        height = 0.875 - 0.05 * index
-        figure.text(0.012, height, group.heading, fontsize=10, color=colour)
-        _draw_group(left, right, group, index)
-    right.axhline(1, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
+        devices = [point.devices for point in group.points]
+        style: dict[str, Any] = {
+            **{"color": COLOURS[index % len(COLOURS)], "linewidth": 1.8, "zorder": 5},
+            **{"marker": MARKERS[index % len(MARKERS)], "markersize": 7},
+            **{"markeredgecolor": "white", "clip_on": False},
+        }
+        left.plot(devices, [group.examples_per_s_of_one * n for n in devices], **ideal)
+        rates = [point.examples_per_s for point in group.points]
+        left.plot(devices, rates, label=group.heading, **style)
+        right.plot(devices, [*map(group.efficiency, group.points)], **style)
+    right.axhline(1, label="ideal: T = S N", **ideal)
     right.set_ylim(0, max(1.1, right.get_ylim()[1]))
     left.set_yscale("log", base=2)
     left.yaxis.set_major_locator(LogLocator(2))
     left.yaxis.set_major_formatter(StrMethodFormatter("{x:,.4g}"))
     left.set_ylabel("T: examples per second")
     right.set_ylabel("efficiency: T / (S N)")
+    counts = sorted({point.devices for group in groups for point in group.points})
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(counts))
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.minorticks_off()
-        ax.set_xlim(counts[0] / 1.15, counts[-1] * 1.3)
         ax.set_xlabel("N: devices")
+    figure.legend(loc="outside lower left", frameon=False)
     return figure
-
-
-def _draw_group(left: Axes, right: Axes, group: Scaling, index: int) -> None:
-    devices = [point.devices for point in group.points]
-    ends = [devices[0], devices[-1]]
-    ideal = [group.examples_per_s_of_one * n for n in ends]
-    left.plot(ends, ideal, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
-    if index == 0:
-        left.annotate(
-            "ideal: S N",
-            (math.sqrt(ends[0] * ends[1]), math.sqrt(ideal[0] * ideal[1])),
-            xytext=(-6, 6),
-            textcoords="offset points",
-            ha="right",
-            color="#555555",
-        )
-    colour = COLOURS[index % len(COLOURS)]
-    style: dict[str, Any] = {
-        **{"color": colour, "marker": MARKERS[index % len(MARKERS)]},
-        **{"markersize": 7, "markeredgecolor": "white", "linewidth": 1.8},
-        **{"clip_on": False, "zorder": 5},
-    }
-    values = (
-        [p.examples_per_s for p in group.points],
-        [*map(group.efficiency, group.points)],
-    )
-    for ax, heights in zip((left, right), values, strict=True):
-        ax.plot(devices, heights, **style)
-    place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
-    last = values[1][-1]
-    right.annotate(f"{last:.2f}", (devices[-1], last), color=colour, **place)
