@@ -156,7 +156,7 @@ def run_study(
             check_echoes(variants, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
-            refuse_other_predictions(config.falsifiers, protocol, workdir)
+            refuse_other_predictions(config.falsifiers, workdir)
             for unit in protocol.units():
                 # This refuses the trials of another study.
                 num_missing(protocol, variants[unit.variant], workdir, unit)

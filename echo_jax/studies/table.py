@@ -284,29 +284,18 @@ def _details(study: Study, folder: epath.Path) -> list[str]:
     ]
 
 
-# A page is linked if it is a file (not a link) in the run's folder within the report's
-# folder, or next to the report of a single run.
 def _picture_links(folder: epath.Path, names: Sequence[str]) -> list[str]:
     """Returns the HTML that links to the pages of examples and predictions."""
-    lines, is_whole = [], True
+    lines = []
     for name in names:
-        places = [name, ""] if len(names) == 1 else [name]
-        found = [_link(folder, places, page) for page in _PAGES]
-        is_whole = is_whole and all(found)
-        if any(found):
-            lines.append(f"<li>{html.escape(name)}: {', '.join(filter(None, found))}")
-    parts = ["<h2>Examples and predictions</h2>"]
-    if lines:
-        parts.append(f"<ul>{''.join(f'{line}</li>' for line in lines)}</ul>")
-    if not is_whole:
-        parts.append(f"<p>{_COMMANDS}</p>")
-    return parts
-
-
-def _link(folder: epath.Path, places: Sequence[str], page: str) -> str:
-    """Returns the link to a page in the first of the places that has it, or ""."""
-    for place in places:
-        path = f"{place}/{page}" if place else page
-        if (folder / path).is_file():
-            return f'<a href="{quote(path)}">{_PAGES[page]}</a>'
-    return ""
+        # The report of a single run may be in the folder of this run.
+        place = name if len(names) > 1 or (folder / name).is_dir() else "."
+        found = [
+            f'<a href="{quote(f"{place}/{page}")}">{words}</a>'
+            for page, words in _PAGES.items()
+            if (folder / place / page).is_file()
+        ]
+        if found:
+            lines.append(f"<li>{html.escape(name)}: {', '.join(found)}</li>")
+    links = [f"<ul>{''.join(lines)}</ul>"] * bool(lines)
+    return ["<h2>Examples and predictions</h2>", *links, f"<p>{_COMMANDS}</p>"]

@@ -48,24 +48,24 @@ def test_published_runs_make_the_published_table(name):
     assert report.markdown() == (RESULTS / name / "table.md").read_text()
 
 
-def test_falsifiers_are_those_from_before_the_trials(tmp_path, studies):
+def test_predictions_are_those_from_before_the_trials(tmp_path):
     shutil.copytree(RESULTS / "s3", tmp_path / "s3")
     study = load_config(str(RESULTS.parent / "configs/sweeps/s3_untuned.py"))
-    folder, protocol = run_folder(tmp_path / "s3"), studies["s3"].protocol
-    refuse_other_predictions(study.falsifiers, protocol, folder)
+    folder = run_folder(tmp_path / "s3")
+    refuse_other_predictions(study.falsifiers, folder)
     first, *rest = study.falsifiers
     new = {"says": "hindsight", "arm": "e4", "over": "baseline", "below": 0.4}
     moved = {**first, "below": 0.9}
     for other in ((moved, *rest), (first, *rest, new), ()):
         with pytest.raises(ValueError, match=r"predictions\) are not"):
-            refuse_other_predictions(other, protocol, folder)
+            refuse_other_predictions(other, folder)
     # The command asks before it trains: this study is small enough to be looked at.
     study = load_config(str(RESULTS.parent / "configs/sweeps/s4_lag.py:tiny"))
     study.falsifiers = (new,)
     with pytest.raises(ConfigRefusedError, match=r"predictions\) are not"):
         run_study(study, tmp_path / "s3")
     shutil.rmtree(tmp_path / "s3" / "trials")
-    refuse_other_predictions((new,), protocol, folder)
+    refuse_other_predictions((new,), folder)
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
