@@ -116,10 +116,14 @@ def _notes(found: Found) -> list[str]:
         return [*_NOTES]
     later, earlier = [], []
     for least, most in zip(ordered[0][1], ordered[-1][1], strict=True):
-        (first, last), (low, high) = (_places(each, names[0]) for each in (least, most))
-        if low > last:
+        # Places of the variants that may be the fastest.
+        small, large = (
+            [names[0].index(name) for name in (best.name, *best.alike)]
+            for best in (least, most)
+        )
+        if min(large) > max(small):
             later.append(f"{least.ratio:g}")
-        elif high < first:
+        elif max(large) < min(small):
             earlier.append(f"{least.ratio:g}")
     later, earlier = (", ".join(each) or "none of these" for each in (later, earlier))
     return [
@@ -129,12 +133,6 @@ def _notes(found: Found) -> list[str]:
         f"{sizes[0]} to {sizes[-1]} it surely comes later at R = {later}, and surely "
         f"earlier at R = {earlier}. Variants that are as fast may be the fastest.",
     ]
-
-
-def _places(best: BestVariant, names: Sequence[str]) -> tuple[int, int]:
-    """Returns the first and last place of the variants that may be the fastest."""
-    places = [names.index(name) for name in (best.name, *best.alike)]
-    return min(places), max(places)
 
 
 def speedup_by_clock(study: Study) -> tuple[float, float]:

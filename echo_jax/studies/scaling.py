@@ -9,7 +9,7 @@ train the same thing make a group; runs of different groups are not compared.
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from etils import epath
@@ -109,7 +109,7 @@ def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
         )
     names = [group.name for group in found]
     return [
-        Scaling(f"{group.name} ({index})", group.points, group.on_cpu)
+        replace(group, name=f"{group.name} ({index})")
         if names.count(group.name) > 1
         else group
         for index, group in enumerate(found, start=1)
@@ -190,7 +190,6 @@ def _point(run: Run) -> Point:
     summary = run.summary
     return Point(
         name=run.name,
-        # Runs of versions with a single process do not have this field.
         processes=run.environment.get("processes", 1),
         devices=_num_devices(run),
         batch=(summary["fresh"] + summary["repeats"]) / summary["updates"],
@@ -210,15 +209,12 @@ def _num_devices(run: Run) -> int:
 def _what_is_trained(run: Run) -> str:
     """Returns the key that runs of a group share, without batch and mesh."""
     echo = {"min_uses": 1, **run.summary["echo"]}
-    # Older runs measured a factor of "auto".
-    factor = echo.get("factor_asked", echo["factor"])
-    asked = ("mode", "buffer_on", "stage", "max_uses", "min_uses")
+    asked = ("factor", "mode", "buffer_on", "stage", "max_uses", "min_uses")
     shared = {
         "workload": run.summary["workload"],
         "model": run.config.get("model"),
         "source": run.config.get("data", {}).get("source"),
-        "echo": [factor, *map(echo.get, asked)],
-        "hold_batch": run.summary.get("hold_batch"),  # Of older runs.
+        "echo": [*map(echo.get, asked)],
         "storage": run.summary["storage"],
         "devices": sorted(set(run.environment["devices"])),
     }

@@ -80,10 +80,7 @@ def _identity(study: Study) -> dict[str, Any]:
     }
     for run in study.runs:
         same |= flat_fields(run.config, f"{run.name}: ")
-        # Older runs measured a factor of "auto".
-        echo = run.summary["echo"]
-        echo = {**echo, "factor": echo.get("factor_asked", echo["factor"])}
-        same |= flat_fields(echo, f"{run.name}: echo.")
+        same |= flat_fields(run.summary["echo"], f"{run.name}: echo.")
     ignored = ["seed"]
     if study.calibration:
         # The latency that gives the wanted R depends on the machine.
