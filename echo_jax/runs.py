@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils import epath
-from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
@@ -101,7 +100,7 @@ def run_train(
         with errors_of_the_config():
             if connect:
                 is_first = spec.distributed.process_id == 0
-                notes = Notes(Console(quiet=not is_first))
+                notes = Notes(quiet=not is_first)
                 with notes.slow("looking for the other processes"):
                     stack.enter_context(distributed.connected(spec))
             workload, compiled = read_workload(spec, workdir)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
-from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config.run import RunSpec
@@ -71,7 +70,7 @@ def read_workload(
     config: RunSpec, workdir: epath.Path
 ) -> tuple[Workload, CompiledFunctions]:
     """Builds what is trained; checks the run, with a line on the console if slow."""
-    notes = Notes(Console(quiet=not is_main_process()))
+    notes = Notes(quiet=not is_main_process())
     with notes.slow("reading the data"):
         workload = build(config)
         return workload, check_start(config, workload, workdir)

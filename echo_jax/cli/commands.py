@@ -18,7 +18,6 @@ from typing import Any
 
 import rich
 from etils import epath
-from rich.console import Console
 from rich.table import Table
 
 from echo_jax.cli import (
@@ -127,7 +126,7 @@ def _one_line(message: str) -> str:
 def _import_runs(config: Config) -> ModuleType:
     """Imports the training code; the first process prints a line if it is slow."""
     is_first = not config.get("distributed", {}).get("process_id", 0)
-    with Notes(Console(quiet=not is_first)).slow("importing jax"):
+    with Notes(quiet=not is_first).slow("importing jax"):
         # Imported here: it imports jax.
         from echo_jax import runs
     return runs

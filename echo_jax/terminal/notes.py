@@ -33,8 +33,8 @@ class _Console(Console):
 class Notes:
     """Prints lines on a console, each with the time of day."""
 
-    def __init__(self, console: Console | None = None):
-        self._console = console or _Console()
+    def __init__(self, console: Console | None = None, *, quiet: bool = False):
+        self._console = console or _Console(quiet=quiet)
         if self._console.is_jupyter:
             # Lines, as in a log file: with HTML each line would be a separate block.
             self._console = Console(force_jupyter=False, force_terminal=False)
