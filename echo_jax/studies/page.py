@@ -17,10 +17,10 @@ h3 { font-size: 1rem; }
 /* On a phone a figure scrolls: its words would be too small. */
 svg { max-width: max(100%, 44rem); height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.35rem 0.8rem; text-align: right; white-space: nowrap;
+th, td { padding: 0.35rem 0.6rem; text-align: right; white-space: nowrap;
          border-bottom: 1px solid #8884; }
-th { border-bottom: 2px solid #888; }
-.text { text-align: left; }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; }
+.text { text-align: left; white-space: normal; }
 ul { color: #444; padding-left: 1.3rem; }
 pre { background: #8881; padding: 0.8rem; font-size: 0.85rem; white-space: pre-wrap;
       overflow-wrap: anywhere; max-height: 40rem; overflow-y: auto; }
