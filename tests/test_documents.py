@@ -39,7 +39,7 @@ PACKAGE = ROOT / "echo_jax"
 
 # Of pip, jupytext, Slurm, SkyPilot, gcloud and tensorboard.
 FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--sync", "--time"}
-FOREIGN_OPTIONS |= {"--data-disk"}
+FOREIGN_OPTIONS |= {"--data-disk", "--gpus-per-node"}
 # Of torch and kauldron.
 FOREIGN_CLASSES = {"DynamicScale", "DataLoader", "IterableDataset", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.

@@ -73,7 +73,7 @@ def test_images_and_those_in_folders_are_classified(
     assert f"left out: {folder}/bad.jpg: " in out
     assert f"left out: {tmp_path}/no.jpg: No such file or directory" in out
     line = refused(capsys, "predict", shapes_run[0], folder / "bad.jpg", files[1])
-    assert "bad.jpg: " in line and "no readable image" in line
+    assert "bad.jpg: " in line and "not a readable image" in line
     (tmp_path / "empty").mkdir()
     line = refused(capsys, "predict", shapes_run[0], tmp_path / "empty")
     assert "empty holds no image right in it" in line

@@ -177,7 +177,7 @@ def test_images_are_read_as_in_evaluation_and_of_any_size(shapes_run, tmp_path):
     np.testing.assert_allclose(found[:16], np.tile(wanted, (2, 1)), rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
     (tmp_path / "text.jpg").write_text("no image")
-    with pytest.raises(ValueError, match=r"text\.jpg: .*no readable image"):
+    with pytest.raises(ValueError, match=r"text\.jpg: .*not a readable image"):
         run.read([tmp_path / "text.jpg"])
     with pytest.raises(ValueError, match="there is nothing to predict"):
         run.predict([])

@@ -125,7 +125,7 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
         def check(self):
             self.calls += 1
             if self.calls == 3:
-                raise FolderInUseError(folder / ".lock", "another process")
+                raise FolderInUseError(folder / ".lock", b"another process")
 
     config, folder = RunSpec.of(tiny_config(updates=100)), run_folder(tmp_path)
     workload = make_workload(config)

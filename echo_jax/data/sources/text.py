@@ -184,7 +184,7 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
             raise ValueError(f"{str(path)!r} cannot be read: {error}.") from error
         except DAMAGED as error:
             raise ValueError(
-                f"{str(path)!r} is a damaged {path.suffix} file: {error}. Compress "
+                f"{str(path)!r} cannot be unpacked: {error}. Compress "
                 "it again, or leave it out of data.source."
             ) from error
         texts[name] = b"".join(chunks)
