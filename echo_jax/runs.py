@@ -103,10 +103,10 @@ def run_train(
                 notes = Notes(quiet=not is_first)
                 with notes.slow("looking for the other processes"):
                     stack.enter_context(distributed.connected(spec))
-            workload, compiled = read_workload(spec, workdir)
-            locked = lock_workdir(workdir, spec, workload.metadata)
+            run = read_workload(spec, workdir)
+            locked = lock_workdir(workdir, spec, run.workload.metadata)
             lock = stack.enter_context(locked)
-        return train_checked(spec, workload, workdir, compiled, lock)
+        return train_checked(run, lock)
 
 
 def run_study(

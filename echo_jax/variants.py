@@ -15,13 +15,12 @@ from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.terminal.notes import Notes
 from echo_jax.training.arrays import idle_on_one_device, make_mesh
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.loop import train_checked
 from echo_jax.training.measure import calibrate
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.records.metrics import read_diverged, write_diverged
-from echo_jax.training.start import check_start
+from echo_jax.training.start import Run, check_start
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
@@ -66,14 +65,11 @@ def checked_workload(config: RunSpec) -> Workload:
     return workload
 
 
-def read_workload(
-    config: RunSpec, workdir: epath.Path
-) -> tuple[Workload, CompiledFunctions]:
+def read_workload(config: RunSpec, workdir: epath.Path) -> Run:
     """Builds what is trained; checks the run, with a line on the console if slow."""
     notes = Notes(quiet=not is_main_process())
     with notes.slow("reading the data"):
-        workload = build(config)
-        return workload, check_start(config, workload, workdir)
+        return check_start(config, build(config), workdir)
 
 
 def variant_configs(config: Config) -> dict[str, RunSpec]:
@@ -192,10 +188,10 @@ def train_variant(config: RunSpec, workdir: epath.Path, lock: FolderLock) -> int
     if update is not None:
         return update
     with errors_of_the_config():
-        workload, compiled = read_workload(config, workdir)
+        run = read_workload(config, workdir)
     try:
-        train_checked(config, workload, workdir, compiled, lock)
+        train_checked(run, lock)
     except NonFiniteLossError as error:
-        write_diverged(workdir, config, workload, error)
+        write_diverged(workdir, config, run.workload, error)
         return error.update
     return None

@@ -167,9 +167,8 @@ def _trained(
         console = Console(file=io.StringIO())
         try:
             config = variant.changed(fields)
-            workload, workdir = build(config), run_folder(folder)
-            compiled = check_start(config, workload, workdir)
-            train_checked(config, workload, workdir, compiled, lock, console=console)
+            accepted = check_start(config, build(config), run_folder(folder))
+            train_checked(accepted, lock, console=console)
         except NonFiniteLossError as error:
             return Trial(**known, outcome="diverged", message=str(error)), {}
         except _FAILURES as error:

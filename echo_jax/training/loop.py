@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
-from etils import epath
 from rich.console import Console
 
 from echo_jax.config import Config
@@ -29,7 +28,7 @@ from echo_jax.echo.stats import Waits
 from echo_jax.files.folders import remove_unfinished, run_folder, write
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.clock import DeviceTime, Work
-from echo_jax.training.compiled import CompiledFunctions, next_group
+from echo_jax.training.compiled import next_group
 from echo_jax.training.evaluation import evaluate_split, has_branch, metric_after_fresh
 from echo_jax.training.feeds.loader import data_ended
 from echo_jax.training.feeds.of_config import log_name
@@ -51,7 +50,7 @@ from echo_jax.training.records.metrics import (
 from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.saving.hashes import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
-from echo_jax.training.start import Started, check_start, start
+from echo_jax.training.start import Run, Started, check_start, start
 from echo_jax.training.step import StepReport
 from echo_jax.training.update.local import Meetings
 from echo_jax.training.window import NonFiniteLossError
@@ -127,35 +126,27 @@ def train(
     config = RunSpec.of(config)
     workdir = run_folder(workdir)
     with lock_workdir(workdir, config, workload.metadata) as lock:
-        compiled = check_start(config, workload, workdir)
-        return train_checked(config, workload, workdir, compiled, lock, console=console)
+        run = check_start(config, workload, workdir)
+        return train_checked(run, lock, console=console)
 
 
 # The caller holds the lock. Under it, `check_workdir` has accepted the folder.
 def train_checked(
-    config: RunSpec,
-    workload: Workload,
-    workdir: epath.Path,
-    compiled: CompiledFunctions,
-    lock: FolderLock,
-    *,
-    console: Console | None = None,
+    run: Run, lock: FolderLock, *, console: Console | None = None
 ) -> dict[str, Any]:
     """Trains a run that `check_start` accepted, in a checked, locked folder."""
+    config, workdir = run.config, run.workdir
     if is_main_process():
         remove_unfinished(workdir)
     if summary := broadcast_from_first(finished_summary(workdir, config)):
         return summary
 
     with ExitStack() as stack:
-        started = start(config, workload, workdir, compiled, console, stack)
-        trainer = Trainer(config, workload, workdir, compiled, started)
+        trainer = Trainer(run, start(run, console, stack))
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
-        # Looking up a config field is slow, so it is done outside the loop.
-        last, eval_every = config.updates, config.eval_every
-        save_every, stop_at_target = config.checkpoint_every, config.stop_at_target
+        save_every = config.checkpoint_every
 
         while True:
             lock.check()
@@ -163,10 +154,10 @@ def train_checked(
             if signum := stop.asked(updates):
                 trainer.save()
                 raise Interrupted(updates, signum)
-            is_last = updates >= last
-            if is_last or updates % eval_every == 0:
+            is_last = updates >= config.updates
+            if is_last or updates % config.eval_every == 0:
                 trainer.evaluate()
-            is_last = is_last or (stop_at_target and trainer.log.met)
+            is_last = is_last or (config.stop_at_target and trainer.log.met)
             if is_last or (updates and save_every and updates % save_every == 0):
                 trainer.save()
             if is_last:
@@ -198,16 +189,10 @@ class Trainer:
       totals: Counts over all dispatched updates.
     """
 
-    def __init__(
-        self,
-        config: RunSpec,
-        workload: Workload,
-        workdir: epath.Path,
-        compiled: CompiledFunctions,
-        started: Started,
-    ):
-        self.config, self.workdir, self.compiled = config, workdir, compiled
-        self._workload, self.progress = workload, started.progress
+    def __init__(self, run: Run, started: Started):
+        self.config = config = run.config
+        self.workdir, self.compiled = run.workdir, run.compiled
+        self._workload, self.progress = run.workload, started.progress
         self.state, self.totals, self.feed = started.state, started.totals, started.feed
         self.clock, self.log = started.clock, started.log
         self.watchdog = started.watchdog

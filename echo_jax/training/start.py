@@ -48,6 +48,16 @@ from echo_jax.workloads.base import Workload
 _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run that `check_start` accepted, before it writes anything."""
+
+    config: RunSpec
+    workload: Workload
+    workdir: epath.Path
+    compiled: CompiledFunctions
+
+
 @dataclass
 class Started:
     """What the loop of a run needs."""
@@ -66,10 +76,8 @@ class Started:
     bytes_sent: dict[bool, int]
 
 
-def check_start(
-    config: RunSpec, workload: Workload, workdir: epath.Path
-) -> CompiledFunctions:
-    """Refuses an impossible run, and returns its functions; writes nothing."""
+def check_start(config: RunSpec, workload: Workload, workdir: epath.Path) -> Run:
+    """Refuses an impossible run; compiles and writes nothing."""
     compiled = CompiledFunctions(config, workload)
     check_echo(config, workload, compiled.mesh)
     check_data(config, workload)
@@ -77,24 +85,18 @@ def check_start(
     check_loggers(config.log.to, workdir)
     if compiled.local and is_main_process():
         check_replicas(workdir, compiled.mesh.size)
-    return compiled
+    return Run(config, workload, workdir, compiled)
 
 
-def start(
-    config: RunSpec,
-    workload: Workload,
-    workdir: epath.Path,
-    compiled: CompiledFunctions,
-    console: Console | None,
-    stack: ExitStack,
-) -> Started:
+def start(run: Run, console: Console | None, stack: ExitStack) -> Started:
     """Restores or begins a run, measures it, and writes what the run folder says of it.
 
     The caller's `stack` closes what it opens.
     """
+    config, workload, compiled = run.config, run.workload, run.compiled
     clock = Clock()
     progress = stack.enter_context(Progress(console, total=config.updates))
-    checkpoints = Checkpoints(workdir / "checkpoints", keep=config.keep_checkpoints)
+    checkpoints = Checkpoints(run.workdir / "checkpoints", keep=config.keep_checkpoints)
     stack.callback(_close, checkpoints, progress)
     with progress.slow("looking for a checkpoint, and reading it"):
         restored = checkpoints.restore_newest(compiled.abstract_state)
@@ -104,7 +106,7 @@ def start(
         progress.resumes(restored)
         state = restored.state
     else:
-        state, warm = _first_state(config, workload, workdir, compiled, progress)
+        state, warm = _first_state(run, progress)
     totals = Totals.resumed(before["totals"] if before else [])
 
     watchdog = stack.enter_context(Watchdog(config, _note_of(progress)))
@@ -126,7 +128,7 @@ def start(
         with progress.slow(f"waiting for {what}"), watchdog.waiting(what):
             feed.set_state([before["data"][shard.index] for shard in measured.shards])
         clock.add(before["clock"])
-    log = RunLog(config, workload, workdir, restored, progress)
+    log = RunLog(config, workload, run.workdir, restored, progress)
     stack.callback(log.close)
     if not restored:
         log.examples(measured.sample)
@@ -140,7 +142,7 @@ def start(
             meets: sent_bytes(trace(meets=meets).lower().compile())
             for meets in ([False, True] if compiled.local else [False])
         }
-    _write_facts(config, workload, workdir, compiled, totals, warm, progress)
+    _write_facts(run, totals, warm, progress)
     return Started(
         state=state,
         totals=totals,
@@ -156,14 +158,9 @@ def start(
     )
 
 
-def _first_state(
-    config: RunSpec,
-    workload: Workload,
-    workdir: epath.Path,
-    compiled: CompiledFunctions,
-    progress: Progress,
-) -> tuple[TrainState, WarmStart | None]:
+def _first_state(run: Run, progress: Progress) -> tuple[TrainState, WarmStart | None]:
     """Returns the state before the first update, and what it took from another run."""
+    config, workload, compiled = run.config, run.workload, run.compiled
     # Printed before anything is compiled.
     size = size_of(compiled.variables["params"])
     progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
@@ -173,7 +170,7 @@ def _first_state(
     if idle := idle_on_one_device(config, compiled.mesh):
         progress.note(idle)
     if is_main_process():
-        write_table(workdir, workload.task)
+        write_table(run.workdir, workload.task)
     with progress.slow("initialising the model"):
         warm, taken = None, {}
         if config.init_from:
@@ -184,25 +181,20 @@ def _first_state(
 
 
 def _write_facts(
-    config: RunSpec,
-    workload: Workload,
-    workdir: epath.Path,
-    compiled: CompiledFunctions,
-    totals: Totals,
-    warm: WarmStart | None,
-    progress: Progress,
+    run: Run, totals: Totals, warm: WarmStart | None, progress: Progress
 ) -> None:
     """Writes the config, the task and the environment of a run that can begin."""
+    workdir, compiled = run.workdir, run.compiled
     before = read_if_whole(workdir / "environment.json") or {}
-    environment = describe_environment(workload.metadata)
+    environment = describe_environment(run.workload.metadata)
     environment["xla_options"] = dict(compiled.xla_options)
     if compiled.local:
         environment["replicas"] = compiled.mesh.size
     # A start that fails before this line leaves the config that the folder had.
-    moved = moved_by_updates(workdir, config)
+    moved = moved_by_updates(workdir, run.config)
     if is_main_process():
-        claim_workdir(workdir, config)
-        write_task(workdir, workload)
+        claim_workdir(workdir, run.config)
+        write_task(workdir, run.workload)
     check_shared(workdir)
     if warm:
         environment["init_from"] = warm.report

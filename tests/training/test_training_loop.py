@@ -129,9 +129,9 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
 
     config, folder = RunSpec.of(tiny_config(updates=100)), run_folder(tmp_path)
     workload = make_workload(config)
-    compiled = check_start(config, workload, folder)
+    accepted = check_start(config, workload, folder)
     with pytest.raises(FolderInUseError, match="in use by another process"):
-        train_checked(config, workload, folder, compiled, Lost())
+        train_checked(accepted, Lost())
     assert not (tmp_path / "summary.json").exists()
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
