@@ -22,7 +22,7 @@ from echo_jax.training.update.loss_scale import (
     adjust,
     scale_numbers,
 )
-from echo_jax.training.update.optim import Hyperparams, Optimizer, hyperparams
+from echo_jax.training.update.optim import Numbers, Optimizer, numbers_at, numbers_of
 from echo_jax.training.window import (
     MAX_METRICS,
     GradientWindow,
@@ -103,14 +103,15 @@ class RunInputs(NamedTuple):
 
     key: jax.Array
     log_every: jax.Array
-    hyperparams: Hyperparams
+    numbers: Numbers
     loss_scale: Any
 
 
 def run_inputs(config: RunSpec, key: jax.Array) -> RunInputs:
     """Returns the `RunInputs` of a config."""
+    numbers = jax.tree.map(jnp.asarray, numbers_of(config))  # Compiles no conversion.
     log_every = jnp.asarray(np.int32(config.log_every))
-    return RunInputs(key, log_every, hyperparams(config), scale_numbers(config))
+    return RunInputs(key, log_every, numbers, scale_numbers(config))
 
 
 def init_state(
@@ -158,7 +159,7 @@ def train_step(
     variables = {"params": state.params, **state.model_state}
     found = gradient(task, variables, batch, key, factor)
 
-    numbers = optimizer.at(state.update, run.hyperparams)
+    numbers = numbers_at(run.numbers, state.update)
     changes, opt_state = optimizer.update(
         found.gradient, state.opt_state, state.params, numbers
     )

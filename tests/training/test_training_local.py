@@ -27,7 +27,7 @@ from echo_jax.echo.plans.base import outputs_of
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds import HostBatching, stacked
-from echo_jax.training.update import Meetings, Optimizer, hyperparams
+from echo_jax.training.update import Meetings, Optimizer, numbers_at, numbers_of
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
@@ -271,16 +271,14 @@ def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_late_gradients_are_those_of_an_earlier_update(staleness):
     # On x^2 / 2, x[t + 1] = x[t] - lr x[t - staleness]; without it, SGD to the bit.
-    config = tiny_config(**SGD | {"optim__momentum": 0.0}, local__staleness=staleness)
-    optimizer, numbers = (
-        Optimizer.from_config(RunSpec.of(config)),
-        hyperparams(RunSpec.of(config)),
-    )
-    plain, rate = optax.sgd(numbers.by_name()["lr"]), np.float32(0.05)
+    fields = {**SGD, "optim__momentum": 0.0, "local__staleness": staleness}
+    config = RunSpec.of(tiny_config(**fields))
+    optimizer, numbers = Optimizer.from_config(config), numbers_of(config)
+    plain, rate = optax.sgd(numbers["lr"][0]), np.float32(0.05)
     path = [jnp.ones((), jnp.float32)]
     state, kept = optimizer.init(path[0]), plain.init(path[0])
     for number in range(8):
-        current = optimizer.at(number, numbers)
+        current = numbers_at(numbers, number)
         changes, state = optimizer.update(path[-1], state, path[-1], current)
         late = path[number - staleness] if number >= staleness else 0.0
         assert changes == pytest.approx(-rate * late)

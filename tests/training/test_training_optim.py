@@ -12,7 +12,7 @@ import pytest
 from tiny_workload import tiny_config
 
 from echo_jax.config import RunSpec, check_config
-from echo_jax.training.update import Optimizer, hyperparams
+from echo_jax.training.update import Optimizer, numbers_at, numbers_of
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
@@ -33,17 +33,14 @@ def config_of(**fields):
 
 def steps(params, grads, count=1, **fields):
     """Returns what an optimizer adds to parameters in each of some updates."""
-    config = config_of(**fields)
-    optimizer, numbers = (
-        Optimizer.from_config(RunSpec.of(config)),
-        hyperparams(RunSpec.of(config)),
-    )
+    config = RunSpec.of(config_of(**fields))
+    optimizer, numbers = Optimizer.from_config(config), numbers_of(config)
 
     @jax.jit
     def changes(params, grads):
         state, added = optimizer.init(params), []
         for update in range(count):
-            current = optimizer.at(update, numbers)
+            current = numbers_at(numbers, update)
             change, state = optimizer.update(grads, state, params, current)
             with OPTAX():
                 params = optax.apply_updates(params, change)
@@ -53,22 +50,10 @@ def steps(params, grads, count=1, **fields):
     return jax.device_get(changes(params, grads))
 
 
-at_each = jax.jit(
-    lambda optimizer, updates, numbers: jax.vmap(lambda u: optimizer.at(u, numbers))(
-        updates
-    ),
-    static_argnums=0,
-)
-
-
 def values(wanted, updates, **fields):
-    config = config_of(**fields)
-    updates = np.array(updates, np.int32)
-    return at_each(
-        Optimizer.from_config(RunSpec.of(config)),
-        updates,
-        hyperparams(RunSpec.of(config)),
-    )[wanted]
+    number = numbers_of(RunSpec.of(config_of(**fields)))[wanted]
+    assert number.dtype == np.float32
+    return number[np.array(updates)]
 
 
 def assert_close(found, expected, rtol=1e-5):
@@ -222,8 +207,8 @@ def test_the_learning_rate_follows_the_batch():
     def found(**fields):
         config = config_of(lr=0.1, b2=0.999, reference_batch=256, **fields)
         config.batch_size = 8192
-        numbers = hyperparams(RunSpec.of(config)).by_name()
-        return [float(numbers[name]) for name in ("lr", "b1", "b2", "eps")]
+        numbers = numbers_of(RunSpec.of(config))
+        return [numbers["lr"][0], *(numbers[name] for name in ("b1", "b2", "eps"))]
 
     assert_close(found(), [0.1, 0.9, 0.999, 1e-8])
     # Goyal et al. 2017: 0.1 at 256 is 3.2 at 8,192.
@@ -291,9 +276,11 @@ def test_one_cycle_is_that_of_optax():
     assert_close(rates(updates, **ONE_CYCLE), expected, 2e-4)
 
 
-@pytest.mark.parametrize("name", ["momentum", "b1"])
-def test_in_one_cycle_momentum_falls_as_the_rate_rises(name):
-    fields = {**ONE_CYCLE, name: 0.95, "peak_momentum": 0.85}
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [("sgd", "momentum"), ("lars", "momentum"), ("lamb", "b1")]
+)
+def test_in_one_cycle_momentum_falls_as_the_rate_rises(optimizer, name):
+    fields = {**ONE_CYCLE, "name": optimizer, name: 0.95, "peak_momentum": 0.85}
     found = values(name, [0, 15, 30, 65, 100], **fields)
     assert_close(found, np.array([0.95, 0.9, 0.85, 0.9, 0.95]))
     # One that is lower already stays.
@@ -304,3 +291,23 @@ def test_a_schedule_of_optax_is_a_part_of_the_rate():
     args = {"init_value": 1.0, "transition_steps": 2, "decay_rate": 0.5}
     fields = {"schedule": "optax.exponential_decay", "schedule_args": json.dumps(args)}
     assert_close(rates([0, 2, 4], lr=0.1, **fields), np.array([0.1, 0.05, 0.025]))
+
+
+def test_the_rate_follows_a_batch_that_grows():
+    config = config_of(lr=0.8, scale="linear", reference_batch=8)
+    config.batch.update({"boundaries": (8, 12), "factors": (2, 4)})
+    found = numbers_of(RunSpec.of(config))["lr"][[0, 7, 8, 11, 12, 13]]
+    assert_close(found, np.array([0.1, 0.1, 0.2, 0.2, 0.8, 0.8]))
+
+
+@pytest.mark.parametrize(
+    ("updates", "schedule", "length"),
+    [(3, "linear", 2**10), (10**6, "cosine", 2**20), (10**9, "constant", 2**21)],
+)
+def test_all_updates_have_a_rate_in_few_bytes(updates, schedule, length):
+    config = config_of(schedule=schedule, decay_updates=0, lr=0.5)
+    config.updates = updates
+    numbers = numbers_of(RunSpec.of(config))
+    assert numbers["lr"].shape == (length,)
+    end = 0.5 if schedule == "constant" else 0.1
+    assert_close(numbers_at(numbers, updates - 1)["lr"], end)

@@ -9,6 +9,6 @@ __getattr__ = door(
         "local": ["Meetings"],
         "loss_scale": ["LossScale", "adjust", "scale_numbers"],
         "noise": ["gradient_noise_scale"],
-        "optim": ["Optimizer", "hyperparams"],
+        "optim": ["Optimizer", "numbers_at", "numbers_of"],
     },
 )

@@ -2,10 +2,9 @@
 
 A study tries a thousand learning rates, and compiling takes minutes. So an `Optimizer`
 decides the structure of the program; it is hashable and compiled in. The numbers are
-arrays that the compiled step takes as inputs: the learning rate and its schedule,
-momentum or b1 and b2, weight decay, and the norm to clip at. Runs that differ only in
-these numbers share one compilation. A zero may change the structure: without momentum,
-no buffer is needed for it.
+arrays that the compiled step takes as inputs. Those that change during a run are one
+array over its updates, made on the host. Runs that differ only in numbers share one
+compilation. A zero may change the structure: without momentum, no buffer is needed.
 
 Those for large batches are as in their papers, where optax differs: its LARS has the
 norm of a sum for a sum of norms, and its LAMB also adapts vectors and has no maximum of
@@ -17,9 +16,10 @@ peak, and one the end: the last update of the warm-up is the first at the peak. 
 the last update of ``onecycle`` one more would have its end, as in optax.
 """
 
+import collections
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ import optax
 from echo_jax.config.optim import OWN_OPTIMIZERS, SLOW_START_ENDS
 from echo_jax.config.optimizer import optax_factory, optax_schedule
 from echo_jax.config.run import RunSpec
-from echo_jax.config.specs import BatchSpec
 
 Mask = Callable[[Any], Any]
 """Gives for parameters a tree of which are matrices: adapted, and decayed."""
@@ -100,7 +99,7 @@ def lamb(
 # squares, a is the share of SGD, and b = (1 - a) 3e-4 / rate (Akiba, Suzuki and Fukuda
 # 2017, section 3).
 def rmsprop_warmup(
-    rate: Any, *, momentum: Any, share: Any
+    rate: Any, momentum: Any, share: Any
 ) -> optax.GradientTransformation:
     """RMSProp at first, momentum SGD later, and a mixture in between."""
 
@@ -127,150 +126,143 @@ def rmsprop_warmup(
     return optax.chain(mixture, optax.sgd(rate, momentum))
 
 
-# It grows exponentially to a half at `transition_updates` (the paper: 10 epochs). Then
-# it grows in a line, and is 1 after 1.25 times as long. The constants come from
-# third-party ports. Only the slope of 1/5 per epoch continues the exponential smoothly.
-def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
-    """Returns the share of SGD in `rmsprop_warmup`, ``float32[]``."""
-    beyond = update / transition_updates - 1
-    rising = 0.5 * jnp.exp(4 * jnp.minimum(beyond, 0))
-    return jnp.where(beyond < 0, rising, jnp.minimum(0.5 + 2 * beyond, 1.0))
+Numbers = dict[str, Any]
+"""By name ``float32[]``; ``float32[N]`` for one that changes from update to update."""
+
+# The numbers that an optimizer reads, besides its learning rate.
+_NUMBERS = {
+    "adamw": ("b1", "b2", "eps", "weight_decay"),
+    "sgd": ("momentum", "weight_decay"),
+    "lars": ("momentum", "weight_decay", "trust_coefficient"),
+    "lamb": ("b1", "b2", "eps", "weight_decay", "trust_clip"),
+    "rmsprop_warmup": ("momentum", "weight_decay"),
+}
 
 
-Numbers = dict[str, jax.Array]
-"""By name, ``float32[]`` or ``int32[]``; ``boundaries`` is ``int32[N]`` and
-``fractions`` is ``float32[M]``."""
+def numbers_of(config: RunSpec) -> Numbers:
+    """Returns the numbers of a config that are inputs of the compiled step."""
+    optim, ratio = config.optim, config.batch_size / config.optim.reference_batch
+    names = (*_NUMBERS.get(optim.name, ()), *["clip_norm"] * (optim.clip_norm > 0))
+    numbers: Numbers = {name: optim[name] for name in names}
+    # In larger batches, the means of Adam and LAMB forget faster, and their eps is
+    # smaller (Malladi et al. 2022, section 5).
+    if optim.scale == "sqrt":
+        for name in numbers.keys() & {"b1", "b2"}:
+            numbers[name] = 1 - ratio * (1 - numbers[name])
+        if "eps" in numbers:
+            numbers["eps"] /= math.sqrt(ratio)
+    numbers = {name: np.float32(number) for name, number in numbers.items()}
+    update = _updates(config)
+    # Momentum, or b1, falls to its peak value as the rate rises, and then rises.
+    if optim.schedule == "onecycle":
+        for name in numbers.keys() & {"momentum", "b1"}:
+            low = np.minimum(np.float32(optim.peak_momentum), numbers[name])
+            rise = _share_of_rise(config, update)
+            numbers[name] = numbers[name] - (numbers[name] - low) * rise
+    if optim.name == "rmsprop_warmup":
+        numbers["sgd_share"] = sgd_share(update, optim.transition_updates)
+    return {"lr": learning_rates(config, update), **numbers}
 
 
-def schedule_numbers(config: RunSpec) -> dict[str, Any]:
-    """Returns the numbers of a config that `learning_rate` needs, by name."""
-    optim = config.optim
-    length = optim.decay_updates or config.updates
-    ratio = config.batch_size / optim.reference_batch
-    scaling = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
-    boundaries = tuple(optim.boundaries)
-    if optim.schedule == "slow_start" and not boundaries:
-        boundaries = tuple(round(part * length) for part in SLOW_START_ENDS)
-    names = ("start_fraction", "end_fraction", "boundary_scale", "peak_at")
-    names += ("warmup_updates", "cycle_updates", "cooldown_updates", "fractions")
+def numbers_at(numbers: Numbers, update: jax.Array | int) -> dict[str, jax.Array]:
+    """Returns the numbers of an update, each ``float32[]``; the last ones after all."""
     return {
-        **{name: optim[name] for name in names},
-        "lr": optim.lr * scaling[optim.scale],
-        "decay_updates": length,
-        "boundaries": boundaries,
+        name: jax.lax.dynamic_index_in_dim(each, update, keepdims=False)
+        if jnp.ndim(each)
+        else each
+        for name, each in numbers.items()
     }
 
 
-def learning_rate(
-    schedule: str, numbers: Numbers, update: jax.Array | int, *, args: str = "{}"
-) -> jax.Array:
-    """Returns the learning rate of an update, counted from 0, ``float32[]``.
+# Runs of up to so many updates have arrays of one length, and so share a program.
+_SHORTEST, _LONGEST = 2**10, 2**20
+
+
+def _updates(config: RunSpec) -> np.ndarray:
+    """Returns the updates whose numbers are kept, counted from 0, ``float32[N]``."""
+    optim, count = config.optim, config.updates
+    # A constant rate changes no more after these, so that a run may be without end.
+    if optim.schedule == "constant":
+        last = (optim.warmup_updates, 2 * optim.transition_updates)
+        count = min(count, max(_LONGEST, *last, *config.batch.boundaries) + 1)
+    length = 1 << (max(count, _SHORTEST) - 1).bit_length()
+    return np.arange(length, dtype=np.float32)
+
+
+def learning_rates(config: RunSpec, update: np.ndarray) -> np.ndarray:
+    """Returns the learning rates of updates, counted from 0, ``float32[N]``.
 
     Example:
       A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
       trains its updates with 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, ...
     """
-    warmup, total = numbers["warmup_updates"], numbers["decay_updates"]
-    start, end = numbers["start_fraction"], numbers["end_fraction"]
-    last_warm = jnp.maximum(warmup - 1, 0)
-    left = jnp.maximum(total - 1 - last_warm, 1)
-    passed = (update >= numbers["boundaries"]).sum()
-    now = jnp.float32(update)
+    optim = config.optim
+    warmup, total = optim.warmup_updates, optim.decay_updates or config.updates
+    start, end = np.float32(optim.start_fraction), np.float32(optim.end_fraction)
+    last_warm = max(warmup - 1, 0)
+    left = max(total - 1 - last_warm, 1)
 
-    def done(after: jax.Array, updates: jax.Array) -> jax.Array:
-        return jnp.clip((update - after) / updates, 0.0, 1.0)
+    def done(after: int, updates: int) -> np.ndarray:
+        return np.clip((update - after) / updates, 0.0, 1.0)
 
-    match schedule:
+    match optim.schedule:
         case "constant":
-            scale = jnp.ones(())
+            scale = np.ones_like(update)
         case "linear":
             scale = (1 - end) * (1 - done(last_warm, left)) + end
         case "cosine":
-            falling = 0.5 * (1 + jnp.cos(jnp.pi * done(last_warm, left)))
+            falling = 0.5 * (1 + np.cos(np.pi * done(last_warm, left)))
             scale = (1 - end) * falling + end
         case "piecewise":
-            scale = jax.lax.pow(jnp.float32(numbers["boundary_scale"]), passed)
+            drops = np.searchsorted(optim.boundaries, update, side="right")
+            scale = optim.boundary_scale**drops
         case "slow_start":
-            scale = numbers["fractions"][passed]
+            ends = [round(part * total) for part in SLOW_START_ENDS]
+            changes = np.searchsorted(optim.boundaries or ends, update, side="right")
+            scale = np.array(optim.fractions)[changes]
         case "warmup_stable_decay":
-            cooldown = numbers["cooldown_updates"]
+            cooldown = optim.cooldown_updates
             scale = 1 - (1 - end) * done(total - 1 - cooldown, cooldown)
         case "cyclic":
-            half = numbers["cycle_updates"] / 2
-            scale = start + (1 - start) * (1 - jnp.abs(now / half % 2 - 1))
+            half = optim.cycle_updates / 2
+            scale = start + (1 - start) * (1 - np.abs(update / half % 2 - 1))
         case "onecycle":
-            is_rising = now < numbers["peak_at"] * jnp.float32(total)
-            lowest = jnp.where(is_rising, start, end)
-            scale = lowest + (1 - lowest) * share_of_rise(numbers, update)
+            lowest = np.where(update < np.float32(optim.peak_at) * total, start, end)
+            scale = lowest + (1 - lowest) * _share_of_rise(config, update)
         case name:
+            schedule = jax.vmap(optax_schedule(name, optim.schedule_args))
             with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
-                scale = optax_schedule(name, args)(update)
-    rising = jnp.where(
-        start > 0,
-        start + (1 - start) * now / jnp.float32(jnp.maximum(last_warm, 1)),
-        (update + 1) / jnp.maximum(warmup, 1),
-    )
-    scale = jnp.where(update < last_warm, rising, scale)
-    return (numbers["lr"] * scale).astype(jnp.float32)
+                scale = jax.device_get(schedule(update.astype(np.int32)))
+    rising = (update + 1) / max(warmup, 1)
+    if start > 0:
+        rising = start + (1 - start) * update / max(last_warm, 1)
+    scale = np.where(update < last_warm, rising, scale.astype(np.float32))
+    ratio = config.batch_size / optim.reference_batch
+    scaling = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optim.scale]
+    rates = np.float32(optim.lr * scaling) * scale
+    # The rate follows the growth of the batch.
+    for boundary, factor in config.batch.steps() * (optim.scale == "linear"):
+        rates = rates / np.where(update < boundary, np.float32(factor), 1)
+    return rates
 
 
-def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
+def _share_of_rise(config: RunSpec, update: np.ndarray) -> np.ndarray:
     """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak."""
-    now, total = jnp.float32(update), jnp.float32(numbers["decay_updates"])
-    peak = numbers["peak_at"] * total
-    down = (now - peak) / (total - peak)
-    from_peak = jnp.where(now < peak, 1 - now / peak, jnp.clip(down, 0.0, 1.0))
-    return 0.5 * (1 + jnp.cos(jnp.pi * from_peak))
+    total = np.float32(config.optim.decay_updates or config.updates)
+    peak = np.float32(config.optim.peak_at) * total
+    down = np.clip((update - peak) / (total - peak), 0.0, 1.0)
+    from_peak = np.where(update < peak, 1 - update / peak, down)
+    return 0.5 * (1 + np.cos(np.pi * from_peak))
 
 
-_FLOATS = ("lr", "start_fraction", "end_fraction", "boundary_scale", "peak_at")
-_FLOATS += ("momentum", "peak_momentum", "b1", "b2", "eps", "weight_decay", "clip_norm")
-_FLOATS += ("trust_coefficient", "trust_clip")
-_INTEGERS = ("warmup_updates", "decay_updates", "cycle_updates", "cooldown_updates")
-_INTEGERS += ("transition_updates",)
-_CONSTANT = BatchSpec()
-_WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
-
-
-# A call of a compiled function takes 0.2 us for each array that it is given.
-class Hyperparams(NamedTuple):
-    """The numbers of an optimizer and of its schedule, in few arrays."""
-
-    floats: jax.Array  # float32[F], in the order of _FLOATS.
-    integers: jax.Array  # int32[I], in the order of _INTEGERS.
-    boundaries: jax.Array  # int32[N]
-    fractions: jax.Array  # float32[M]
-
-    def by_name(self) -> Numbers:
-        return {
-            **{name: self.floats[k] for k, name in enumerate(_FLOATS)},
-            **{name: self.integers[k] for k, name in enumerate(_INTEGERS)},
-            "boundaries": self.boundaries,
-            "fractions": self.fractions,
-        }
-
-
-def hyperparams(config: RunSpec) -> Hyperparams:
-    """Returns the numbers of a config that are inputs of the compiled step."""
-    optim = config.optim
-    scaled = {name: optim[name] for name in ("b1", "b2", "eps")}
-    # In larger batches, the means of Adam and LAMB forget faster, and their eps is
-    # smaller (Malladi et al. 2022, section 5).
-    if optim.scale == "sqrt":
-        ratio = config.batch_size / optim.reference_batch
-        scaled |= {name: 1 - ratio * (1 - scaled[name]) for name in ("b1", "b2")}
-        scaled["eps"] /= math.sqrt(ratio)
-    numbers = {**optim.to_dict(), **schedule_numbers(config), **scaled}
-
-    def array(values: Iterable[float], dtype: Any) -> jax.Array:
-        return jnp.asarray(np.array([*values], dtype))  # Compiles no conversion.
-
-    return Hyperparams(
-        array((numbers[name] for name in _FLOATS), np.float32),
-        array((numbers[name] for name in _INTEGERS), np.int32),
-        array(numbers["boundaries"], np.int32),
-        array(numbers["fractions"], np.float32),
-    )
+# It grows exponentially to a half at `transition_updates` (the paper: 10 epochs). Then
+# it grows in a line, and is 1 after 1.25 times as long. The constants come from
+# third-party ports. Only the slope of 1/5 per epoch continues the exponential smoothly.
+def sgd_share(update: np.ndarray, transition_updates: int) -> np.ndarray:
+    """Returns the share of SGD in `rmsprop_warmup` at updates, ``float32[N]``."""
+    beyond = update / transition_updates - 1
+    rising = 0.5 * np.exp(4 * np.minimum(beyond, 0))
+    return np.where(beyond < 0, rising, np.minimum(0.5 + 2 * beyond, 1.0))
 
 
 class Delayed(NamedTuple):
@@ -286,15 +278,12 @@ class Optimizer:
 
     name: str
     args: str  # JSON arguments of an optax optimizer; they may change the structure.
-    schedule: str
-    schedule_args: str
     nesterov: bool
     # Whether biases, norm scales and other vectors are decayed too.
     decay_vectors: bool
     has_momentum: bool
     has_decay: bool  # Whether SGD adds decayed parameters to the gradient (L2).
     clips: bool
-    growth: BatchSpec  # The growth of the batch that the learning rate follows.
     # How many updates after its own a gradient is applied, as in asynchronous SGD.
     staleness: int
 
@@ -302,48 +291,29 @@ class Optimizer:
     def from_config(cls, config: RunSpec) -> "Optimizer":
         optim = config.optim
         name, is_own = optim.name, optim.name in OWN_OPTIMIZERS
-        has_momentum = name in _WITH_MOMENTUM and optim.momentum > 0
+        has_momentum = "momentum" in _NUMBERS.get(name, ()) and optim.momentum > 0
         # Unused fields have one fixed value, so that they cost no compilation.
         return cls(
             name=name,
             args="{}" if is_own else optim.args,
-            schedule=optim.schedule,
-            schedule_args=optim.schedule_args,
             nesterov=name == "sgd" and has_momentum and optim.nesterov,
             decay_vectors=is_own and optim.decay_vectors,
             has_momentum=has_momentum,
             has_decay=name in ("sgd", "rmsprop_warmup") and optim.weight_decay > 0,
             clips=optim.clip_norm > 0,
-            growth=config.batch if optim.scale == "linear" else _CONSTANT,
             staleness=config.local.staleness,
         )
 
     def init(self, params: Any) -> Any:
         """Returns the state before the first update: a pytree of float32 arrays."""
         # The first state does not depend on these numbers, so any will do.
-        numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
+        numbers = collections.defaultdict(lambda: 0.5)
         state = self._transformation(numbers).init(_in_float32(params))
         if not self.staleness:
             return state
         # The first updates apply gradients of 0.
         zeros = jax.tree.map(jnp.zeros_like, params)
         return Delayed((zeros,) * self.staleness, state)
-
-    def at(self, update: jax.Array | int, hyperparams: Hyperparams) -> Numbers:
-        """Returns the numbers of an update; ``lr`` is its learning rate."""
-        numbers = hyperparams.by_name()
-        rate = learning_rate(self.schedule, numbers, update, args=self.schedule_args)
-        for boundary, factor in self.growth.steps():
-            rate = rate / jnp.where(update < boundary, factor, 1)
-        share = sgd_share(update, numbers["transition_updates"])
-        found = {**numbers, "lr": rate, "sgd_share": share}
-        # Momentum, or b1, falls to its peak value as the rate rises, and then rises.
-        if self.schedule == "onecycle":
-            rise = share_of_rise(numbers, update)
-            for name in ("momentum", "b1"):
-                low = jnp.minimum(numbers["peak_momentum"], numbers[name])
-                found[name] = numbers[name] - (numbers[name] - low) * rise
-        return found
 
     def update(
         self, grads: Any, state: Any, params: Any, numbers: Numbers
@@ -360,31 +330,27 @@ class Optimizer:
 
     def _transformation(self, numbers: Any) -> optax.GradientTransformation:
         matrices = None if self.decay_vectors else _matrices
-        rate, decay = numbers["lr"], numbers["weight_decay"]
-        momentum = numbers["momentum"] if self.has_momentum else None
-        adam = {name: numbers[name] for name in ("b1", "b2", "eps")}
-        layers: Any = {"weight_decay": decay, "adapted": matrices or _all}
+        rate, adapted = numbers["lr"], matrices or _all
+        own: Any = {name: numbers[name] for name in _NUMBERS.get(self.name, ())}
+        if not self.has_momentum and "momentum" in own:
+            own["momentum"] = None
         parts = []
         if self.clips:
             parts.append(optax.clip_by_global_norm(numbers["clip_norm"]))
         if self.has_decay:
-            parts.append(optax.add_decayed_weights(decay, matrices))
+            parts.append(optax.add_decayed_weights(own["weight_decay"], matrices))
         match self.name:
             case "adamw":
-                parts.append(
-                    optax.adamw(rate, **adam, weight_decay=decay, mask=matrices)
-                )
+                parts.append(optax.adamw(rate, **own, mask=matrices))
             case "sgd":
-                parts.append(optax.sgd(rate, momentum, nesterov=self.nesterov))
+                parts.append(optax.sgd(rate, own["momentum"], nesterov=self.nesterov))
             case "lars":
-                trust = {"trust_coefficient": numbers["trust_coefficient"]}
-                parts.append(lars(rate, momentum=momentum, **trust, **layers))
+                parts.append(lars(rate, **own, adapted=adapted))
             case "lamb":
-                clip = numbers["trust_clip"]
-                parts.append(lamb(rate, **adam, trust_clip=clip, **layers))
+                parts.append(lamb(rate, **own, adapted=adapted))
             case "rmsprop_warmup":
                 share = numbers["sgd_share"]
-                parts.append(rmsprop_warmup(rate, momentum=momentum, share=share))
+                parts.append(rmsprop_warmup(rate, own["momentum"], share))
             case name:
                 parts.append(_found(name, self.args)(rate))
         return optax.chain(*parts)
