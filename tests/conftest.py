@@ -148,7 +148,7 @@ def _shared_soon():
     """A cache of its own, so that no other test runs what was not optimized."""
     from echo_jax.training import compiled
 
-    return functools.lru_cache(maxsize=8)(compiled._Shared)
+    return functools.lru_cache(maxsize=8)(compiled._Programs)
 
 
 def _compiled_soon():

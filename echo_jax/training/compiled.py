@@ -5,6 +5,7 @@ An update is `training.step.train_step`, on replicas within `LocalUpdates.step`.
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -41,7 +42,122 @@ from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 _INIT_KEY, _STEP_KEY = 0, 1
 
 
-class CompiledFunctions:
+@dataclass(eq=False)
+class _Programs:
+    """The jitted functions of runs with equal fields."""
+
+    task: Task
+    optimizer: Optimizer
+    precision: Precision
+    gradient: Gradient
+    mesh: Mesh
+    xla_options: XlaOptions
+    local: LocalUpdates | None
+    predicts: bool
+
+    def __post_init__(self):
+        fixed = {
+            "task": self.task,
+            "optimizer": self.optimizer,
+            "precision": self.precision,
+        }
+        self._step = functools.partial(train_step, **fixed, gradient=self.gradient)
+        self._init_one = functools.partial(init_state, **fixed)
+        mesh, local, whole = self.mesh, self.local, replicated(self.mesh)
+        shapes = jax.eval_shape(lambda: self._init(jax.random.key(0)))
+        if local:
+            self.state_sharding = local.shardings(shapes)
+            self.model = jax.jit(
+                local.model, in_shardings=(self.state_sharding,), out_shardings=whole
+            )
+            model = whole
+        else:
+            self.state_sharding = jax.tree.map(lambda _: whole, shapes).replace(
+                params=param_shardings(shapes.params, mesh),
+                opt_state=param_shardings(shapes.opt_state, mesh),
+            )
+            self.model = _model
+            model = _model(self.state_sharding)
+        self.abstract_state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            shapes,
+            self.state_sharding,
+        )
+        self.variables = jax.eval_shape(lambda: self.task.init(jax.random.key(0)))
+        # On a CPU, LLVM would optimize random draws for longer than they take. On two
+        # cores, a ResNet-8 starts in 1.6 s instead of 12.4 s, with the same bits.
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
+        once = {"xla_backend_optimization_level": 1} if is_cpu else None
+        self.init = jax.jit(
+            self._init, out_shardings=self.state_sharding, compiler_options=once
+        )
+
+        def jitted(function: Any, *inputs: Any, out: Any = whole) -> Any:
+            return jax.jit(function, in_shardings=inputs, out_shardings=out)
+
+        batch, state = batch_sharding(mesh), self.state_sharding
+        self.evaluate = jitted(self._evaluate, model, batch)
+        self.statistics = jitted(self._statistics, model, batch)
+        self.merge = jitted(_merged, whole)
+        self.is_finite = jitted(is_finite, state)
+        self.copy = jitted(
+            lambda state: jax.tree.map(jnp.copy, state), state, out=state
+        )
+        self.program = functools.lru_cache(maxsize=32)(self._program)
+
+    def _init(self, key: jax.Array, taken: Variables | None = None) -> Any:
+        state = self._init_one(key, taken or {})
+        return self.local.init(state) if self.local else state
+
+    def _evaluate(self, model: Model, batch: Batch) -> tuple[Sums, Any]:
+        task, variables = self.task, model.variables
+        outputs = task.predict(variables, batch) if self.predicts else {}
+        return task.evaluate(variables, batch), outputs
+
+    def _statistics(self, model: Model, batch: Batch) -> Variables:
+        key = jax.random.key(0)
+        with statistics_of_batch():
+            _, model_state, _ = self.task.loss(model.variables, batch, key)
+        return model_state
+
+    def _program(self, batching: Batching, meets: bool, /) -> Any:
+        step, local, whole = self._step, self.local, replicated(self.mesh)
+
+        def program(state: Any, arrays: Any, inputs: Any, run: Any) -> tuple[Any, Any]:
+            def update(state: Any, batch: Batch) -> tuple[Any, Any]:
+                if local:
+                    return local.step(step, state, batch, run, meets=meets)
+                return step(state, batch, run)
+
+            return several_updates(update, state, batching(arrays, inputs))
+
+        state, arrays = self.state_sharding, batching.arrays_sharding
+        report = local.report_sharding if local else whole
+        return jax.jit(
+            program,
+            in_shardings=(state, arrays, batching.input_sharding, whole),
+            out_shardings=(state, report),
+            # The state alone is donated: an echo uses the feed's arrays again.
+            donate_argnums=0,
+            compiler_options=dict(self.xla_options) or None,
+        )
+
+
+def _model(state: Any) -> Model:
+    return Model(state.params, state.model_state)
+
+
+def _merged(parts: Sequence[Variables]) -> Variables:
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+    return merged_statistics(stacked, mean_of_parts)
+
+
+# A cache by value, because jit's own cache compares functions by identity. The arms of
+# a study have equal tasks, optimizers, meshes and options, and so compile once.
+_share = functools.lru_cache(maxsize=8)(_Programs)
+
+
+class CompiledFunctions(_Programs):
     """The functions of a run, with their constant arguments.
 
     Each is compiled at its first call. Runs in one process share compilations if they
@@ -57,182 +173,58 @@ class CompiledFunctions:
       statistics: ``(model, batch) -> model_state`` with the batch norm statistics of
         one batch, which must have no tags.
       merge: ``([model_state]) -> model_state`` over all the batches.
+      program: ``(batching, meets) -> jitted (state, arrays, inputs, run) -> (state,
+        report)``; with `meets`, replicas synchronise after it.
       copy: ``(state) -> state`` in new memory, which may be donated.
       is_finite: ``(state) -> bool[]``.
     """
 
     def __init__(self, config: RunSpec, workload: Workload):
-        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
-        optimizer = Optimizer.from_config(config)
-        self.local = local = LocalUpdates.from_config(config, self.mesh)
-        device = self.mesh.devices.flat[0]
-        self.xla_options = xla_options(config, device.platform, device.device_kind)
+        mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+        local, device = LocalUpdates.from_config(config, mesh), mesh.devices.flat[0]
         shared = _share(
             workload.task,
-            optimizer,
+            Optimizer.from_config(config),
             Precision.from_config(config),
-            whole_gradient if local else gradient_of(config, self.mesh),
-            self.mesh,
-            self.xla_options,
+            whole_gradient if local else gradient_of(config, mesh),
+            mesh,
+            xla_options(config, device.platform, device.device_kind),
             local,
             workload.evaluator is not None,
         )
-        self.abstract_state, self.variables = shared.abstract_state, shared.variables
-        self.init, self.model, self.copy = shared.init, shared.model, shared.copy
-        self.evaluate, self.is_finite = shared.evaluate, shared.is_finite
-        self.statistics, self.merge = shared.statistics, shared.merge
-        self._program = shared.program
+        vars(self).update(vars(shared))  # The functions themselves, not copies of them.
 
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
 
-        def make_run() -> Any:
-            inputs = run_inputs(config, key_of(_STEP_KEY))
-            return local.run(inputs, config) if local else inputs
-
-        on_all_devices = replicated(self.mesh)
-        self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
-        self.run = replicate(make_run, on_all_devices)
-
-    def program(self, batching: Batching, *, meets: bool = False) -> Any:
-        """Returns the jitted ``(state, arrays, inputs, run) -> (state, report)``."""
-        return self._program(batching, meets)
+        whole = replicated(mesh)
+        self.init_key = replicate(lambda: key_of(_INIT_KEY), whole)
+        self.run = replicate(lambda: run_inputs(config, key_of(_STEP_KEY)), whole)
 
     def step(
         self, state: Any, feed: Feed, inputs: Any, *, meets: bool = False
     ) -> tuple[Any, Any]:
         """Starts the updates of an input; returns the state and the last report."""
-        run = self.program(feed.batching, meets=meets)
+        program = self.program(feed.batching, meets)
         sent = feed.batching.send(inputs)
-        return call_with_host_arrays(run, state, feed.arrays, sent, self.run)
+        return call_with_host_arrays(program, state, feed.arrays, sent, self.run)
 
     def step_on_batch(self, state: Any, batch: Batch) -> tuple[Any, Any]:
         """Starts an update on a host batch, which must have the echo's tags."""
         batching = HostBatching(self.mesh)
         sent = batching.send(stacked([batch]))
-        program = self.program(batching)
+        program = self.program(batching, False)
         return call_with_host_arrays(program, state, (), sent, self.run)
 
     def trace(self, state: Any, feed: Feed, *, meets: bool = False) -> Any:
         """Returns jax's trace of one update; takes nothing from the feed."""
         inputs = feed.batching.send(feed.hold(1))
-        program = self.program(feed.batching, meets=meets)
+        program = self.program(feed.batching, meets)
         return program.trace(state, feed.arrays, inputs, self.run)
 
     def read(self, report: Any) -> Any:
         """Returns a report over all replicas; with replicas, all processes call it."""
         return self.local.read(report) if self.local else report
-
-
-class _Shared:
-    def __init__(
-        self,
-        task: Task,
-        optimizer: Optimizer,
-        precision: Precision,
-        gradient: Gradient,
-        mesh: Mesh,
-        options: XlaOptions,
-        local: LocalUpdates | None,
-        predicts: bool,
-    ):
-        fixed = {"task": task, "optimizer": optimizer, "precision": precision}
-        self._step = functools.partial(train_step, **fixed, gradient=gradient)
-        self._task, self._mesh, self._options = task, mesh, options
-        self._local, self._predicts = local, predicts
-        init_one = functools.partial(init_state, **fixed)
-
-        def init(key: jax.Array, taken: Variables | None = None) -> Any:
-            state = init_one(key, taken or {})
-            return local.init(state) if local else state
-
-        shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
-        on_all_devices = replicated(mesh)
-        self._state = (
-            local.shardings(shapes)
-            if local
-            else jax.tree.map(lambda _: on_all_devices, shapes).replace(
-                params=param_shardings(shapes.params, mesh),
-                opt_state=param_shardings(shapes.opt_state, mesh),
-            )
-        )
-        self.abstract_state = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            shapes,
-            self._state,
-        )
-        self.variables = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-        # On a CPU, LLVM would optimize random draws for longer than they take. On two
-        # cores, a ResNet-8 starts in 1.6 s instead of 12.4 s, with the same bits.
-        is_cpu = mesh.devices.flat[0].platform == "cpu"
-        once = {"xla_backend_optimization_level": 1} if is_cpu else None
-        self.init = jax.jit(init, out_shardings=self._state, compiler_options=once)
-        self.model: Callable[[Any], Model] = _model
-        if local:
-            self.model = jax.jit(
-                local.model, in_shardings=(self._state,), out_shardings=on_all_devices
-            )
-        model = on_all_devices if local else _model(self._state)
-
-        def jitted(function: Any, *inputs: Any, out: Any = on_all_devices) -> Any:
-            return jax.jit(function, in_shardings=inputs, out_shardings=out)
-
-        batch = batch_sharding(mesh)
-        self.evaluate = jitted(self._evaluate, model, batch)
-        self.statistics = jitted(self._statistics, model, batch)
-        self.merge = jitted(_merged, on_all_devices)
-        self.is_finite = jitted(is_finite, self._state)
-        self.copy = jitted(
-            lambda state: jax.tree.map(jnp.copy, state), self._state, out=self._state
-        )
-        self.program = functools.lru_cache(maxsize=32)(self._program)
-
-    def _evaluate(self, model: Model, batch: Batch) -> tuple[Sums, Any]:
-        task, variables = self._task, model.variables
-        outputs = task.predict(variables, batch) if self._predicts else {}
-        return task.evaluate(variables, batch), outputs
-
-    def _statistics(self, model: Model, batch: Batch) -> Variables:
-        key = jax.random.key(0)
-        with statistics_of_batch():
-            _, model_state, _ = self._task.loss(model.variables, batch, key)
-        return model_state
-
-    def _program(self, batching: Batching, meets: bool) -> Any:
-        def program(state: Any, arrays: Any, inputs: Any, run: Any) -> tuple[Any, Any]:
-            step, local = self._step, self._local
-
-            def update(state: Any, batch: Batch) -> tuple[Any, Any]:
-                if local:
-                    return local.step(step, state, batch, run, meets=meets)
-                return step(state, batch, run)
-
-            return several_updates(update, state, batching(arrays, inputs))
-
-        arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
-        report = self._local.report_sharding if self._local else on_all_devices
-        return jax.jit(
-            program,
-            in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
-            out_shardings=(self._state, report),
-            # The state alone is donated: an echo uses the feed's arrays again.
-            donate_argnums=0,
-            compiler_options=dict(self._options) or None,
-        )
-
-
-def _model(state: Any) -> Model:
-    return Model(state.params, state.model_state)
-
-
-def _merged(parts: Sequence[Variables]) -> Variables:
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-    return merged_statistics(stacked, mean_of_parts)
-
-
-# A cache by value, because jit's own cache compares functions by identity. The arms of
-# a study have equal tasks, optimizers, meshes and options, and so compile once.
-_share = functools.lru_cache(maxsize=8)(_Shared)
 
 
 # Starting a program costs tens of microseconds, or more with many arrays; several
@@ -243,7 +235,7 @@ def next_group(done: int, steps: int, *, total: int, stops: Sequence[int]) -> in
     """Returns how many updates to dispatch next: `steps` of them, or 1."""
     # The host needs the state at every multiple of each stop; 0 is never.
     end = done + steps
-    if done % steps or end > total:
+    if steps == 1 or done % steps or end > total:
         return 1
     inside = any(every and (end - 1) // every > done // every for every in stops)
     return 1 if inside else steps

@@ -52,7 +52,7 @@ from echo_jax.training.saving.hashes import params_sha256
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Run, Started, check_start, start
 from echo_jax.training.step import StepReport
-from echo_jax.training.update.local import Meetings
+from echo_jax.training.update.local import sync_updates
 from echo_jax.training.window import NonFiniteLossError
 from echo_jax.training.xla import Profile
 from echo_jax.workloads.base import Workload
@@ -200,7 +200,7 @@ class Trainer:
         # The totals include the devices' work before the run was resumed.
         self._busy_before_s = self.totals.busy_s
         self._flops, self._bytes_sent = started.flops, started.bytes_sent
-        self._meetings, self._waits = Meetings(config), Waits()
+        self._is_synced, self._waits = sync_updates(config), Waits()
         wall_s = self.clock.seconds()["wall_s"]
         self._rows = RowMaker(self.totals, wall_s, self._flops)
         self.device_time = DeviceTime(self._rates.t_down_s, steps=config.dispatch.steps)
@@ -285,7 +285,7 @@ class Trainer:
         repeat = np.asarray(self.feed.batching.repeats(inputs))
         self.device_time.look()
         sent_s = self.device_time.now()
-        meets = self._meetings.after(self.totals.updates)
+        meets = bool(self._is_synced[self.totals.updates])
         self.state, report = self.compiled.step(
             self.state, self.feed, inputs, meets=meets
         )

@@ -99,19 +99,23 @@ class RunInputs(NamedTuple):
       key: Random key of the run; each update folds in its own number.
       log_every: Updates in a window, ``int32[]``.
       loss_scale: From `scale_numbers`, ``float32[3]``; None without a loss scale.
+      outer: Learning rate and momentum of the outer optimizer, ``float32[2]``.
     """
 
     key: jax.Array
     log_every: jax.Array
     numbers: Numbers
     loss_scale: Any
+    outer: jax.Array
 
 
 def run_inputs(config: RunSpec, key: jax.Array) -> RunInputs:
     """Returns the `RunInputs` of a config."""
     numbers = jax.tree.map(jnp.asarray, numbers_of(config))  # Compiles no conversion.
     log_every = jnp.asarray(np.int32(config.log_every))
-    return RunInputs(key, log_every, numbers, scale_numbers(config))
+    outer = np.array([config.local.outer_lr, config.local.outer_momentum], np.float32)
+    scale = scale_numbers(config)
+    return RunInputs(key, log_every, numbers, scale, jnp.asarray(outer))
 
 
 def init_state(

@@ -193,7 +193,9 @@ def test_the_update_is_compiled_with_its_options_which_are_recorded(tmp_path):
     compiled, same = (CompiledFunctions(RunSpec.of(config), workload) for _ in range(2))
     other = CompiledFunctions(RunSpec.of(tiny_config()), workload)
     with held_input(compiled, config, workload) as feed:
-        programs = [each.program(feed.batching) for each in (compiled, same, other)]
+        programs = [
+            each.program(feed.batching, False) for each in (compiled, same, other)
+        ]
     assert programs[0] is programs[1] is not programs[2]
     train(config, workload, tmp_path)
     written = json.loads((tmp_path / "environment.json").read_text())

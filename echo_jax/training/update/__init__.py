@@ -6,7 +6,7 @@ __getattr__ = door(
     __name__,
     {
         "gradients": ["SplitGradient", "whole_gradient"],
-        "local": ["Meetings"],
+        "local": ["sync_updates"],
         "loss_scale": ["LossScale", "adjust", "scale_numbers"],
         "noise": ["gradient_noise_scale"],
         "optim": ["Optimizer", "numbers_at", "numbers_of"],

@@ -11,7 +11,7 @@ take twice as long.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,7 @@ from echo_jax.training.update.gradients import (
 )
 
 # A random stream of the seed, different from the streams of an echo.
-_MEETINGS = 0x3E37
-# The number of updates that are decided at once.
-_BLOCK = 1024
+_SYNC_STREAM = 0x3E37
 # The parts of a report that are summed over all replicas.
 _SUMMED = ("window", "gradients", "metrics")
 # Added to a sum of squares that may be 0.
@@ -57,13 +55,6 @@ class LocalState(struct.PyTreeNode):
     # The squared distance of each replica from the mean at the last synchronisation,
     # divided by the mean's squared norm, float32[R]; 0 at first.
     spread: jax.Array
-
-
-class LocalRun(NamedTuple):
-    """The arguments that are the same at every update."""
-
-    inputs: Any  # A NamedTuple with a ``key``, for the step.
-    outer: jax.Array  # Learning rate and momentum of the outer optimizer, float32[2].
 
 
 @dataclass(frozen=True)
@@ -109,30 +100,27 @@ class LocalUpdates:
         """The sharding of reports, whose leading axis is the replicas."""
         return batch_sharding(self.mesh)
 
-    def run(self, inputs: Any, config: RunSpec) -> LocalRun:
-        outer = config.local.outer_lr, config.local.outer_momentum
-        return LocalRun(inputs, jnp.asarray(np.array(outer, np.float32)))
-
     def step(
         self,
         step: Callable[[Any, Any, Any], tuple[Any, Any]],
         state: LocalState,
         batch: Any,
-        run: LocalRun,
+        run: Any,
         *,
         meets: bool,
     ) -> tuple[LocalState, Any]:
         """Performs an update of every replica; returns the state and all reports."""
-        # `step` updates one replica: (state, batch, inputs) -> (state, report). The
-        # batch has the examples replica by replica.
+        # `step` updates one replica: (state, batch, run) -> (state, report). The batch
+        # has the examples replica by replica. `run` has a ``key``, and the ``outer``
+        # learning rate and momentum.
         axes = self.mesh.axis_names
 
         def of_replica(
-            state: LocalState, batch: Any, run: LocalRun
+            state: LocalState, batch: Any, run: Any
         ) -> tuple[LocalState, Any]:
             replica = jax.tree.map(lambda x: x[0], state.replicas)
-            key = jax.random.fold_in(run.inputs.key, jax.lax.axis_index(axes))
-            replica, report = step(replica, batch, run.inputs._replace(key=key))
+            key = jax.random.fold_in(run.key, jax.lax.axis_index(axes))
+            replica, report = step(replica, batch, run._replace(key=key))
             outer, spread = state.outer, state.spread[0]
             if meets:
                 replica, outer, spread = self._met(replica, outer, run.outer)
@@ -204,37 +192,19 @@ def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:
     return optax.sgd(numbers[0], numbers[1], nesterov=True)
 
 
-class Meetings:
-    """Decides after which updates of a run the replicas synchronise."""
-
-    def __init__(self, config: RunSpec):
-        self._config = config
-        self._first, self._decided = 0, np.zeros(0, bool)
-
-    def after(self, update: int) -> bool:
-        """Returns whether replicas synchronise after an update, counted from 0."""
-        place = update - self._first
-        if not 0 <= place < len(self._decided):
-            self._first, place = update, 0
-            self._decided = self._decide(np.arange(update, update + _BLOCK))
-        return bool(self._decided[place])
-
-    def _decide(self, updates: np.ndarray) -> np.ndarray:
-        local = self._config.local
-        if local.sync_schedule == "none":
-            return np.zeros(updates.shape, bool)
-        # Post-local SGD (Lin et al. 2020) synchronises after each of the first updates.
-        # The last update of a run always does, so that the result is one model.
-        must = (updates < local.start_after) | (updates == self._config.updates - 1)
-        if local.sync_schedule == "every":
-            return must | ((updates + 1 - local.start_after) % local.sync_every == 0)
-        if local.sync_schedule == "fetch":
-            fetch, seed = self._config.echo.fetch.loads, self._config.echo.seed
-            return must | decide_fetches(fetch, seed, updates)
-        random = mix(sequence(self._config.seed, _MEETINGS), updates) >> np.uint64(32)
-        return must | (
-            random
-            < self._config.local.meeting_schedule(self._config.updates).threshold(
-                updates
-            )
-        )
+def sync_updates(config: RunSpec) -> np.ndarray:
+    """Returns after which updates of a run the replicas synchronise, bool[updates]."""
+    local, count = config.local, config.updates
+    if local.sync_schedule == "none":
+        return np.zeros(count, bool)
+    updates = np.arange(count)
+    # Post-local SGD (Lin et al. 2020) synchronises after each of the first updates.
+    # The last update of a run always does, so that the result is one model.
+    must = (updates < local.start_after) | (updates == count - 1)
+    if local.sync_schedule == "every":
+        return must | ((updates + 1 - local.start_after) % local.sync_every == 0)
+    if local.sync_schedule == "fetch":
+        fetches = decide_fetches(config.echo.fetch.loads, config.echo.seed, updates)
+        return must | fetches
+    random = mix(sequence(config.seed, _SYNC_STREAM), updates) >> np.uint64(32)
+    return must | (random < local.meeting_schedule(count).threshold(updates))
