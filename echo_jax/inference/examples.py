@@ -12,7 +12,7 @@ from echo_jax.files.folders import run_folder, write
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import class_names, tokenizer_of
 from echo_jax.studies.page import items, page
-from echo_jax.training.feeds.of_config import Use, first_uses
+from echo_jax.training.feeds.uses import Use, first_uses
 from echo_jax.workloads.base import Workload
 
 _EXAMPLES = 8

@@ -23,7 +23,7 @@ from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed, JoinedBatches
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import next_batch, unechoed, upstream_of_feed
-from echo_jax.training.feeds.of_config import open_feed
+from echo_jax.training.feeds.of_config import EchoedData, open_feed
 from echo_jax.training.processes.distributed import (
     all_gather,
     broadcast_from_first,
@@ -73,6 +73,7 @@ def measured_feed(
     compiled: CompiledFunctions,
     state: Any,
     *,
+    data: EchoedData,
     before: Mapping[str, Any] | None,
     watchdog: Watchdog,
     note: Callable[[str], None],
@@ -86,6 +87,7 @@ def measured_feed(
         workload,
         compiled.mesh,
         sample=sample,
+        data=data,
         shards=shards,
         num_lanes=before["num_lanes"] if before else 0,
         note=note,

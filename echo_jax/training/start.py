@@ -22,7 +22,7 @@ from echo_jax.training.clock import Clock
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import check_evaluation
 from echo_jax.training.feeds.feed import Feed
-from echo_jax.training.feeds.of_config import check_data, check_echo
+from echo_jax.training.feeds.of_config import EchoedData, check_data, check_echo
 from echo_jax.training.measure import Rates, measured_feed
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.stop import Watchdog
@@ -56,6 +56,7 @@ class Run:
     workload: Workload
     workdir: epath.Path
     compiled: CompiledFunctions
+    data: EchoedData
 
 
 @dataclass
@@ -79,13 +80,13 @@ class Started:
 def check_start(config: RunSpec, workload: Workload, workdir: epath.Path) -> Run:
     """Refuses an impossible run; compiles and writes nothing."""
     compiled = CompiledFunctions(config, workload)
-    check_echo(config, workload, compiled.mesh)
+    data = check_echo(config, workload, compiled.mesh)
     check_data(config, workload)
     check_evaluation(config, compiled, workload)
     check_loggers(config.log.to, workdir)
     if compiled.local and is_main_process():
         check_replicas(workdir, compiled.mesh.size)
-    return Run(config, workload, workdir, compiled)
+    return Run(config, workload, workdir, compiled, data)
 
 
 def start(run: Run, console: Console | None, stack: ExitStack) -> Started:
@@ -117,6 +118,7 @@ def start(run: Run, console: Console | None, stack: ExitStack) -> Started:
             workload,
             compiled,
             state,
+            data=run.data,
             before=before,
             watchdog=watchdog,
             note=progress.note,

@@ -6,6 +6,7 @@ __getattr__ = door(
     __name__,
     {
         "feed": ["HostBatching", "HostFeed", "JoinedBatches", "stacked"],
-        "of_config": ["check_echo", "first_uses", "make_echo_spec", "open_feed"],
+        "uses": ["first_uses"],
+        "of_config": ["check_echo", "make_echo_spec", "open_feed"],
     },
 )

@@ -142,13 +142,13 @@ class HostBatching:
         return inputs["repeat"]
 
     def send(self, inputs: Batch) -> Batch:
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
+        num_bytes = sum([x.nbytes for x in inputs.values()])
         if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
         return put(inputs, self.input_sharding)
 
 
-class HostFeed:
+class HostFeed(JoinedBatches):
     """Hands out the batches of the host's pipeline; keeps no arrays on the devices."""
 
     num_lanes = 0
@@ -156,46 +156,32 @@ class HostFeed:
 
     def __init__(
         self,
-        batches: JoinedBatches,
+        datasets: Sequence[IterDataset],
         mesh: Mesh,
         *,
         sample: Batch,
         shards: Sequence[DataShard] = (SINGLE,),
     ):
-        self._shards = shards
+        super().__init__(datasets)
         self.batching = HostBatching(mesh)
-        self._batches = batches
-        self._sample = sample
+        self._shards, self._sample = shards, sample
 
     def take(self, num_updates: int) -> Batch | None:
-        batches = list(itertools.islice(self._batches, num_updates))
+        batches = list(itertools.islice(self, num_updates))
         if len(batches) < num_updates:
             return None
         return stacked(batches)
 
     @property
     def logs(self) -> dict[int, DecisionLog]:
-        states = zip(self._shards, self._batches.get_state(), strict=True)
+        states = zip(self._shards, self.get_state(), strict=True)
         logs = {
             shard.index: log_of(state) for shard, state in states if "plan" in state
         }
         return {number: log for number, log in logs.items() if log is not None}
 
-    @property
-    def t_up_bounds(self) -> tuple[float, float]:
-        return self._batches.t_up_bounds
-
     def hold(self, num_updates: int) -> Batch:
         return stacked([self._sample] * num_updates)
-
-    def get_state(self) -> list[Any]:
-        return self._batches.get_state()
-
-    def set_state(self, state: list[Any]) -> None:
-        self._batches.set_state(state)
-
-    def close(self) -> None:
-        self._batches.close()
 
 
 def stacked(batches: Sequence[Batch]) -> Batch:

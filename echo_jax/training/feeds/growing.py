@@ -7,7 +7,7 @@ import jax
 
 from echo_jax.config.specs import BatchSpec
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.training.feeds.feed import Batching, Feed
+from echo_jax.training.feeds.feed import Feed
 
 
 # The other feed is used as it would be without parts. So an echo's order, and the
@@ -19,7 +19,7 @@ class GrowingFeed:
         # The groups are the lanes or the data shards of this process. Each has as many
         # consecutive rows of a batch, and as many examples in a part.
         self._feed, self._growth, self._groups = feed, growth, groups
-        self.num_lanes = feed.num_lanes
+        self.num_lanes, self.batching = feed.num_lanes, feed.batching
         self._updates = 0
         # The batch in use, and the other feed's state before it was taken.
         self._batch: Any = None
@@ -28,10 +28,6 @@ class GrowingFeed:
     @property
     def arrays(self) -> Any:
         return self._feed.arrays
-
-    @property
-    def batching(self) -> Batching:
-        return self._feed.batching
 
     @property
     def logs(self) -> Mapping[int, DecisionLog]:

@@ -1,19 +1,12 @@
 """Reads fresh batches, as they are before the echo of a run."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 
 from echo_jax.config.run import RunSpec
-from echo_jax.data.pipeline.shard import SINGLE, DataShard
+from echo_jax.data.pipeline.shard import DataShard
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.workloads.base import Batch, Workload
-
-
-def take_sample(workload: Workload, config: RunSpec) -> Batch:
-    """Returns a batch of the data upstream of a run's feed; measures nothing."""
-    with closing(upstream_of_feed(workload, config, (SINGLE,))) as batches:
-        return next_batch(batches, workload, "before its first batch")
 
 
 def upstream_of_feed(
