@@ -11,20 +11,19 @@
 #
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/03_explore_results.ipynb)
 #
-# Every run leaves a folder of plain files, and everything that compares runs reads
-# these files. This notebook reads the published runs of this repository (`results/`):
-# with plain Python, and with `echo_jax.studies`, on the three axes that an echo trades
-# against each other: fresh examples, updates and seconds. At its end it runs a small
-# study of its own, with adaptive and stochastic echo, and repeats a run to the bit.
+# Every run leaves a folder of plain files, and every comparison reads these files. This
+# notebook reads the published runs of this repository (`results/`) with plain Python
+# and with `echo_jax.studies`. It compares them on three axes: fresh examples, updates
+# and seconds. At the end it runs a small study of its own, with adaptive and stochastic
+# echo, and repeats a run bit-exact.
 #
 # It takes about a minute on two CPU cores, nearly all of it for the study at the end.
-# What stands below the cells is of one run, on two cores that other work used as well:
-# the seconds of that study are theirs.
+# The outputs below are of one run, on two cores that other work used at the same time.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies, or name a wheel: nothing has to be
-# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks]'` in a
-# checkout, the next cell does nothing.
+# address of your copy of the repository, or name a wheel. Nothing has to be cloned. If
+# echo_jax is installed, for example by `pip install -e '.[notebooks]'` in a checkout,
+# the next cell does nothing.
 
 # %%
 import importlib.util
@@ -133,9 +132,9 @@ png, _ = write_figure(study, OUT / "quickstart")
 display(Image(str(png)))
 
 # %% [markdown]
-# From left to right: with an echo the target (dashed) is reached with fewer fresh
-# examples; it takes as many updates or more; and since the updates that it adds were
-# waiting time before, it takes fewer seconds. At R below 1 the last would not hold
+# From left to right: with an echo, the training needs fewer fresh examples to the
+# target (dashed), as many updates or more, and fewer seconds. The additional updates
+# take the place of waiting. At R below 1 nothing waits, and an echo saves no seconds
 # (`results/fed`).
 #
 # The same as a table:
@@ -184,9 +183,10 @@ plt.show()
 # %% [markdown]
 # Fresh examples and updates are exact, to the ten updates between two evaluations.
 # Seconds are not: by the summaries (`t_down_s`), the same step took 19 ms in most runs
-# and 30 ms in some, because the machine changed its speed. So the variants from 0.27 to
-# 0.34 cannot be told apart by seconds. `batch_echo` can: its repeats are worth little.
-# And so can `spread_e2`, which at R = 4 leaves the accelerator waiting.
+# and 30 ms in some, because the machine changed its speed. So the seconds of the
+# variants from 0.27 to 0.34 do not differ significantly. `batch_echo` is slower,
+# because its repeats are worth little. `spread_e2` is slower, because at R = 4 it
+# leaves the accelerator waiting.
 #
 # To compare a few variants as curves, take them out of the study. The first is drawn in
 # black:
@@ -216,10 +216,10 @@ for each in search.variants[1:]:
     )
 
 # %% [markdown]
-# Which factor is best for which loading speed? A training takes as long as whichever
-# has more to do: the loader, which needs R steps' time for a fresh batch, or the
-# accelerator. So the counts give the seconds for every R at once, beside the
-# baseline's at that R; the lowest line is the factor to choose.
+# Which factor is best for which loading speed? The loader needs R steps' time for a
+# fresh batch. A training takes as long as the slower of loader and accelerator. So the
+# counts give the seconds for every R, here divided by the baseline's at the same R.
+# Choose the factor with the lowest line.
 
 # %%
 ratios = [0.25 * k for k in range(2, 65)]
@@ -257,8 +257,8 @@ display(Image(str(OUT / "s2_32" / "trials.png")))
 # ## Does it learn the repeats by heart?
 #
 # The loop logs the training loss of first uses and of repeats apart: `loss_repeat_0` is
-# that of fresh examples, `loss_repeat_3` that of fourth uses. Their difference shows
-# how much better the model knows what it has seen before.
+# the loss of fresh examples, and `loss_repeat_3` the loss of fourth uses. Their
+# difference shows how much better the model knows examples that it has seen.
 
 # %%
 ARMS = {
@@ -286,20 +286,19 @@ panels[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Hardly, here: a gap of 0.1 to 0.2 at a loss of 2.3. If the lower line ran away from
-# the upper one, the model would be learning the buffer by heart, and the remedy would
-# be a smaller factor, a larger buffer or an echo before augmentation. (A point is the
-# mean of 50 updates, and first and fourth uses are not of the same examples: that is
-# why the gap jumps. At the first point, fourth uses also come later than first ones,
-# when the loss is lower already.)
+# Hardly: the gap is 0.1 to 0.2 at a loss of 2.3. If the gap grew, the model would be
+# learning the buffer by heart. Then use a smaller factor, a larger buffer or an echo
+# before augmentation. (A point is the mean of 50 updates. First and fourth uses are of
+# different examples, so the gap jumps. At the first point, fourth uses also come later
+# than first uses, when the loss is already lower.)
 #
 # ## A study of your own
 #
 # A study is a config: a base, and what differs in each variant. This is the
-# quickstart's smoke test, a model so small and a target so near that it ends within a
-# minute; its numbers mean nothing. Two variants are of the modes that decide while they
-# run: `echo.mode` is `fixed` in all others. `echo-jax study` does the same from the
-# command line. A second call with the same folder would resume.
+# quickstart's smoke test, with a small model and an easy target, so it ends within a
+# minute, and its numbers mean nothing. Two variants decide while they run. In all
+# others `echo.mode` is `fixed`. `echo-jax study` does the same from the command line. A
+# second call with the same folder would resume.
 
 # %%
 from echo_jax.config import load_config
@@ -325,18 +324,18 @@ display(Markdown(study_report(own).markdown()))
 # %% [markdown]
 # ## A run again
 #
-# What an adaptive run decided depends on the clock, and lies in its folder as
-# `tape.json`: a `DecisionLog`. A run whose `echo.replay` names it does the same again,
-# to the bit.
+# The decisions of an adaptive run depend on the clock. Its folder keeps them in
+# `decisions.json`, a `DecisionLog`. A run whose `echo.replay` names this file repeats
+# the run bit-exact.
 
 # %%
 import echo_jax as ej
 
-tape = OUT / "study/adaptive/tape.json"
-print(ej.DecisionLog.from_text(tape.read_text()))
+decisions = OUT / "study/adaptive/decisions.json"
+print(ej.DecisionLog.from_text(decisions.read_text()))
 
 again = config.base.copy_and_resolve_references()
-again.echo.update({**ADAPTIVE, "replay": str(tape)})
+again.echo.update({**ADAPTIVE, "replay": str(decisions)})
 run_train(again, OUT / "again")
 
 for name in ("study/adaptive", "again"):

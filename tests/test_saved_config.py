@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 def test_the_config_of_a_run_comes_back_with_its_types(tmp_path):
     # Workers and a log of decisions are of the other machine.
-    left_out = {"data.workers": 2, "echo.replay": "runs/gone/tape.json"}
+    left_out = {"data.workers": 2, "echo.replay": "runs/gone/decisions.json"}
     fields = {"optim.schedule": "piecewise", "optim.boundaries": (13, 15)}
     fields |= {"echo.factor": 2.0, "mesh.data": 2}
     config = load_config(f"{CONFIGS}/imagenet.py:tiny", {**fields, **left_out})

@@ -75,7 +75,7 @@ F4 = Fault(
     title="a flipped bit, or a cut, in one file",
     trials={
         "checkpoint": checkpoint,
-        "decision log": partial(read, runs.ADAPTIVE, "tape.json", _replay),
+        "decision log": partial(read, runs.ADAPTIVE, "decisions.json", _replay),
         "prepared shard": partial(read, PREPARED, "*.arrayrecord", _train_on),
     },
 )

@@ -222,6 +222,6 @@ F11 = Fault(
         "archive": archive,
         "bomb": bomb,
         "checkpoint": partial(pickled, "checkpoints/12/**/*"),
-        "decision log": partial(pickled, "tape.json"),
+        "decision log": partial(pickled, "decisions.json"),
     },
 )

@@ -72,7 +72,11 @@ class Run:
     def replay(self, folder: Path) -> "Run":
         """Returns a run that decides as another one did whose decisions need time."""
         is_adaptive = self.fields.get("echo.mode") == "adaptive"
-        return self.changed(echo__replay=folder / "tape.json") if is_adaptive else self
+        return (
+            self.changed(echo__replay=folder / "decisions.json")
+            if is_adaptive
+            else self
+        )
 
     def same_end(self, folder: Path, other: Path) -> bool:
         same_rows = _rows_of(folder) == _rows_of(other)

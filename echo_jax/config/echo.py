@@ -58,8 +58,8 @@ class RunEcho(Group):
     max_uses: Count = 4
     # Its minimum. Above 1 where the loader takes the step's cores: `echo-jax probe`.
     min_uses: int = 1
-    # Adaptive: the tape.json of a run to repeat, or fixed decisions for all updates:
-    # "pattern:1000" takes fresh data before every fourth update.
+    # Adaptive: the decisions.json of a run to repeat, or fixed decisions for all
+    # updates: "pattern:1000" takes fresh data before every fourth update.
     replay: str = ""
     buffer_bytes: Natural = 0  # size of a device buffer; 0: echo.buffer sets it
     lanes: Natural = 0  # parts of a device buffer; 0: one for each device
@@ -108,7 +108,8 @@ class RunEcho(Group):
         if self.mode == "fixed" and self.factor == 1:
             return f"no echo: every {item} is used once"
         fetch = self.fetch
-        when = f"by {self.replay}" if self.replay else "as fresh ones are ready"
+        given = self.replay.rpartition("/")[2]
+        when = f"by {given}" if given else "as fresh ones are ready"
         way = {
             "fixed": f"{self.factor:g} uses of every {item}, in order {self.order}",
             "adaptive": f"{self.min_uses} to {self.max_uses} uses of {items}, {when}",

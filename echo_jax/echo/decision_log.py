@@ -2,7 +2,7 @@
 
 An adaptive echo depends on when data was ready, which no seed can repeat. The log makes
 it repeatable: an echo that gets it makes the same decisions again. It is a part of the
-echo's state and, as ``tape.json``, of a run folder.
+echo's state and, as ``decisions.json``, of a run folder.
 """
 
 import base64

@@ -93,7 +93,7 @@ def train(
     A folder in which nothing was saved is free for a run of another config.
 
     Two runs from the start also end with the same parameters. To repeat an adaptive
-    run, give its ``tape.json`` to ``echo.replay``.
+    run, give its ``decisions.json`` to ``echo.replay``.
 
     Args:
       config: The shared fields of `echo_jax.config.default_config`, and the

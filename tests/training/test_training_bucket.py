@@ -101,14 +101,16 @@ def test_a_run_that_fails_leaves_its_rows(bucket):
     assert {"train"} <= {row["kind"] for row in rows_of(bucket.files("runs/a"))}
 
 
-def test_an_adaptive_run_leaves_a_tape_that_repeats_it_and_a_profile(bucket, tmp_path):
+def test_an_adaptive_run_leaves_decisions_that_repeats_it_and_a_profile(
+    bucket, tmp_path
+):
     first = run(WORKDIR, **ADAPTIVE, profile__updates=2, profile__start=5)
-    tape = bucket.files("runs/a")["tape.json"]
-    assert len(ej.DecisionLog.from_text(tape)) == 12
+    decisions = bucket.files("runs/a")["decisions.json"]
+    assert len(ej.DecisionLog.from_text(decisions)) == 12
     inside = "runs/a/profile/process-0/"
     traces = [name for name in bucket.objects if name.startswith(inside)]
     assert len([name for name in traces if name.endswith(".xplane.pb")]) == 1
-    replayed = run(tmp_path, **ADAPTIVE, echo__replay=f"{WORKDIR}/tape.json")
+    replayed = run(tmp_path, **ADAPTIVE, echo__replay=f"{WORKDIR}/decisions.json")
     assert replayed["params_sha256"] == first["params_sha256"]
 
 

@@ -76,20 +76,23 @@ def test_a_run_is_resumed_to_the_bit_at_any_phase(tmp_path, mode):
     [{}, {"echo__buffer_on": "host", "echo__stage": "batch"}],
     ids=["device", "batch"],
 )
-def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place):
+def test_an_adaptive_run_that_was_stopped_repeats_with_its_decisions(tmp_path, place):
     options = {**CAPPED, **place}
     first, again = tmp_path / "first", tmp_path / "again"
     for updates in (5, 12):
         summary = run(first, **options, updates=updates)
-    tape = ej.DecisionLog.from_text((first / "tape.json").read_text())
-    assert len(tape) == 12
-    assert (summary["fresh"], summary["repeats"]) == (8 * sum(tape), 96 - 8 * sum(tape))
+    decisions = ej.DecisionLog.from_text((first / "decisions.json").read_text())
+    assert len(decisions) == 12
+    assert (summary["fresh"], summary["repeats"]) == (
+        8 * sum(decisions),
+        96 - 8 * sum(decisions),
+    )
     # A replay too may be stopped.
-    replay = str(first / "tape.json")
+    replay = str(first / "decisions.json")
     for updates in (7, 12):
         replayed = run(again, **options, updates=updates, echo__replay=replay)
     assert replayed["params_sha256"] == summary["params_sha256"]
-    assert ej.DecisionLog.from_text((again / "tape.json").read_text()) == tape
+    assert ej.DecisionLog.from_text((again / "decisions.json").read_text()) == decisions
 
 
 def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_path):
@@ -122,8 +125,8 @@ def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_
     names = itertools.chain(*rows_of(tmp_path, "train"))
     seen = {name for name in names if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
-    tape = ej.DecisionLog.from_text((tmp_path / "tape.json").read_text())
-    assert sum(tape[:11]) == 5 and sum(tape[:16]) >= 6
+    decisions = ej.DecisionLog.from_text((tmp_path / "decisions.json").read_text())
+    assert sum(decisions[:11]) == 5 and sum(decisions[:16]) >= 6
     later.join()
 
 

@@ -202,7 +202,7 @@ def test_a_process_with_slow_storage_echoes_while_the_other_reads(trained):
     assert found["fresh"] + found["repeats"] == 40 * 8
     first, second = (
         json.loads((trained.folder / "adaptive" / name).read_text())
-        for name in ("tape.json", "tape-1.json")
+        for name in ("decisions.json", "decisions-1.json")
     )
     assert first != second and found["repeats"] > 0
 

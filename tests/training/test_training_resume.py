@@ -136,7 +136,7 @@ def not_full(tmp_path_factory):
         ("metrics.jsonl", 1, {}),
         ("metrics.jsonl", 6, {}),
         ("summary.json", 1, {}),
-        ("tape.json", 2, ADAPTIVE),
+        ("decisions.json", 2, ADAPTIVE),
     ],
 )
 def test_a_full_disk_names_the_file_and_the_same_command_goes_on(

@@ -51,7 +51,7 @@ def make_echo_spec(config: RunSpec, *, shard: DataShard = SINGLE) -> AnySpec:
 
 def log_name(shard: int) -> str:
     """Returns the file name of a shard's decision log."""
-    return f"tape-{shard}.json" if shard else "tape.json"
+    return f"decisions-{shard}.json" if shard else "decisions.json"
 
 
 def check_data(config: RunSpec, workload: Workload) -> None:
@@ -148,6 +148,6 @@ def _read_log(path: str, shard: DataShard) -> DecisionLog:
         raise ValueError(f"{own}: {error}") from error
     except FileNotFoundError:
         raise ValueError(
-            f"there is no log of decisions {str(own)!r}; give the tape.json of an "
+            f"there is no log of decisions {str(own)!r}; give the decisions.json of an "
             "adaptive run to --config.echo.replay"
         ) from None
