@@ -105,7 +105,7 @@ def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_
 
     def fresh_dataset(shard=None):
         items = [*itertools.islice(workload.fresh_dataset(), 40)]
-        is_trained_on = next(opened) == 1  # The first one is measured.
+        is_trained_on = next(opened) == 0  # The second one is measured.
 
         def stall(index, batch):
             if is_trained_on and index >= 5:

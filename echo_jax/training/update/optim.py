@@ -240,9 +240,9 @@ def learning_rates(config: RunSpec, update: np.ndarray) -> np.ndarray:
     ratio = config.batch_size / optim.reference_batch
     scaling = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optim.scale]
     rates = np.float32(optim.lr * scaling) * scale
-    # The rate follows the growth of the batch.
-    for boundary, factor in config.batch.steps() * (optim.scale == "linear"):
-        rates = rates / np.where(update < boundary, np.float32(factor), 1)
+    if optim.scale == "linear":  # The rate follows the growth of the batch.
+        for boundary, factor in config.batch.steps():
+            rates = rates / np.where(update < boundary, np.float32(factor), 1)
     return rates
 
 
