@@ -214,8 +214,8 @@ def test_a_workload_is_built_of_a_frozen_config(tmp_path):
 def test_data_that_ends_is_an_error(tmp_path):
     endless = make_workload(tiny_config()).train_dataset(ej.EchoSpec())
     some = grain.MapDataset.source(list(itertools.islice(endless, 40)))
-    # One is made to see whether it can be, one to be measured, one to train.
-    datasets = iter([some[:length].to_iter_dataset() for length in (40, 40, 7)])
+    # A start makes the one to train, and one without an echo to be measured.
+    datasets = iter([some[:length].to_iter_dataset() for length in (7, 40)])
     with pytest.raises(ValueError, match=r"'regression' ended after 7 upd.* repeat"):
         run(tmp_path, replaced={"train_dataset": lambda *_: next(datasets)})
 
