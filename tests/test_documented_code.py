@@ -235,7 +235,7 @@ SHOWN = {
         "data.prepare.coco",
         *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
         *("data.sources.source", "inference.evaluate", "inference.export"),
-        *("inference.run", "runs", "training.loop"),
+        *("inference.run", "runs", "studies.table", "training.loop"),
     )
 }
 # Whole networks, run one operation at a time.
