@@ -4,7 +4,8 @@ r"""The bytes that devices send each other, and the cost of sending fewer.
       echo-jax study --config configs/communication.py --workdir runs/communication
 
 A small byte-level Transformer learns the Python standard library's source code on
-4 devices, 65,536 examples in every arm (another number of devices is another study):
+4 devices. Every variant uses 65,536 examples. Another number of devices is another
+study:
 
     baseline          one model, gradients summed at each of 2,048 updates of 32
     accumulate_4      a quarter of the updates, of 4 parts each; _16 a sixteenth
@@ -91,7 +92,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _accumulated(base: ConfigDict, parts: int) -> dict[str, Any]:
-    """Returns an arm of as many examples, in batches that are computed in parts."""
+    """Returns a variant of as many examples, in batches that are computed in parts."""
     return {
         "batch_size": parts * base.batch_size,
         "batch": {"accumulation_steps": parts},

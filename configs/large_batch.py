@@ -3,7 +3,7 @@ r"""What large batches take, and what helps: eight times the batch, at equal exa
     echo-jax study --config configs/large_batch.py --workdir runs/large_batch
 
 A small ResNet learns CIFAR-10 (``data/cifar10``, as ``configs/cifar.py`` has it) from
-51,200 images in every arm:
+51,200 images in every variant:
 
     baseline       the batch B = 64, 800 updates
     untuned        8 B and 100 updates, with the baseline's learning rate
@@ -62,7 +62,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _arms(batch_size: int, updates: int) -> dict[str, Any]:
-    """Returns the arms beside a baseline that makes ``updates`` updates."""
+    """Returns the variants next to a baseline that makes ``updates`` updates."""
     large = {
         "batch_size": _TIMES * batch_size,
         "updates": updates // _TIMES,

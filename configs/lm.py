@@ -7,12 +7,13 @@ r"""A Transformer on LM1B to a cross-entropy of 3.9: the protocol of Choi et al.
 
 From the paper: a Transformer (Vaswani et al. 2017), batches of 1024, Nesterov momentum,
 a constant learning rate, a shuffle buffer of 10^6 examples, 20,000 updates at most. It
-states no sizes, and tuned learning rate and momentum for every arm. Chosen here: the
-base model (6 layers of width 512, 8 heads, 2048 hidden units) as a decoder, with tied
-embeddings, and with layer norms before the sub-layers: without a warm-up, norms behind
-them fail; a vocabulary of 32,000; sequences of 128 tokens, into each of which several
-sentences are packed that do not see each other. The learning rate is a start for a
-search, not the result of one.
+states no sizes, and tuned learning rate and momentum for every variant.
+
+Chosen here: the base model (6 layers of width 512, 8 heads, 2048 hidden units) as a
+decoder, with tied embeddings. Layer norms are before the sub-layers, because norms
+behind them fail without a warm-up. The vocabulary has 32,000 tokens. Sequences have 128
+tokens and hold several sentences, which do not see each other. The learning rate is a
+start for a search, not the result of one.
 
 Variants, joined by commas:
 

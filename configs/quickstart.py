@@ -4,7 +4,7 @@
 
 A network learns the heat equation from a solver that runs while it trains, in a
 process of its own (see `configs/heat.py`). Nothing sleeps: a fresh batch takes as long
-as the solver takes, several times as long as a step. Every arm trains to one loss:
+as the solver takes, several times as long as a step. Every variant trains to one loss:
 
     baseline     every example once, with prefetching
     batch_echo   every batch 4 times in a row
@@ -14,14 +14,14 @@ as the solver takes, several times as long as a step. Every arm trains to one lo
 It ends within two minutes on two CPU cores. With one core the solver takes its time
 from the step, so nothing waits, and an echo saves only the solver's work.
 
-All arms have one learning rate, near the best one of each in `sweeps/s10_heat.py`,
-which tunes every arm by itself. Batches in a row would need a smaller momentum.
+All variants have one learning rate, near the best one of each in `sweeps/s10_heat.py`,
+which tunes every variant by itself. Batches in a row would need a smaller momentum.
 
 ``configs/quickstart.py:tiny`` is a smoke test that ends within a minute.
 
-The other variants train a small byte-level Transformer on the Python standard
-library's source code, through a storage that is simulated (it sleeps). The step is
-measured before the arms run, and sets the storage's speed:
+The other studies of this file, such as ``configs/quickstart.py:storage``, train a small
+byte-level Transformer on the Python standard library's source code. Their storage is
+simulated (it sleeps). The step is measured first, and sets the storage's speed:
 
     storage      a fresh batch takes four steps' time, R = 4
     fed          R = 0.5: the accelerator never waits for data
@@ -113,7 +113,7 @@ def get_config(variant: str = "") -> ConfigDict:
 def _heat(*, is_tiny: bool) -> ConfigDict:
     heat = Path(__file__).with_name("heat.py")
     config = load_config(f"{heat}:tiny" if is_tiny else str(heat))
-    config.updates = 200 if is_tiny else 4000  # Every arm stops at the target.
+    config.updates = 200 if is_tiny else 4000  # Every variant stops at the target.
     config.target = 0.4 if is_tiny else 0.003
     config.stop_at_target = True
     config.log_every = 100
@@ -124,7 +124,7 @@ def _heat(*, is_tiny: bool) -> ConfigDict:
 def _base() -> ConfigDict:
     config = default_config("lm")
     config.batch_size = 32
-    config.updates = 1500  # Enough for every arm: they stop at the target.
+    config.updates = 1500  # Enough for every variant: they stop at the target.
     config.target = 2.3
     config.stop_at_target = True
     config.log_every = 50

@@ -54,7 +54,7 @@ class RunSpec(Group):
     log: specs.LogSpec = field(default_factory=specs.LogSpec)
     eval_every: Count = 100  # updates between evaluations
     # Updates between branches. A branch trains only on fresh data until the next
-    # evaluation, to measure the worth of repeats. 0: no branches.
+    # evaluation, to measure the value of repeats. 0: no branches.
     probe_repeats: Natural = 0
     # Updates between checkpoints; 0: only at the end. A stop by a signal always saves.
     checkpoint_every: Natural = 200

@@ -150,7 +150,7 @@ def advised_factor(
     return best if update_s(1) > FED_RATIO * update_s(best) else 1.0
 
 
-# --- The worth of a repeat.
+# --- The value of a repeat.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class RepeatWorth:
 
 
 def mean_worth(branches: Sequence[RepeatWorth]) -> float:
-    """Returns the worth of a repeat: 1 for as good as fresh, 0 for useless.
+    """Returns the value of a repeat: 1 for as good as fresh, 0 for useless.
 
     An update with repeats gets ``fresh_part + worth * (1 - fresh_part)`` times the
     progress of an update on fresh examples. Losses of several branches of a training
@@ -205,7 +205,7 @@ def worth_of_repeats(
     score: Callable[[State], float],
     fresh_part: float,
 ) -> RepeatWorth:
-    """Measures the worth of a repeat at one point of your training.
+    """Measures the value of a repeat at one point of your training.
 
     It costs the updates of both sets of batches, and three scores. One point says
     little: measure at several, and join them with `mean_worth`. Use at least ``4 / (1 -
