@@ -19,6 +19,8 @@ Studies = Mapping[str, Search]
 FACTORS = ("s2_8", "s2_32", "s2_128")
 """The studies of factors, one for each batch size."""
 
+_REAL = "real-pipelines.md"  # the page of pipelines without simulation
+
 _BEST_RATIOS = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0)
 
 
@@ -222,6 +224,7 @@ TABLES = {
             "back_to_back": "batches back to back, e = 4",
             "reservoir": "reservoir: uniform draws, a fetch with probability 1/4",
         },
+        page=_REAL,
     ),
     "s8": Table(
         "variant",
@@ -250,17 +253,18 @@ def write_tables(studies: Studies, results: Path, docs: Path) -> None:
     """
     for name, table in TABLES.items():
         Place(docs / table.page, name).write(table.markdown(studies) + "\n")
-    file = docs / "results.md"
-    Place(file, "best").write(_best_markdown(studies) + "\n")
-    Place(file, "s10_seconds").write(_computed_markdown(results) + "\n")
+    Place(docs / "results.md", "best").write(_best_markdown(studies) + "\n")
+    for name, (folders, labels) in _SECONDS.items():
+        table = _seconds_markdown(results, folders, labels)
+        Place(docs / _REAL, name).write(table + "\n")
 
 
-_COMPUTED = {
+_HEAT_FOLDERS = {
     "s10_seconds": "two cores",
     "s10_one_core": "one core for everything",
     "s10_fed": "a wide network",
 }
-_COMPUTED_LABELS = {
+_HEAT_LABELS = {
     "baseline": "no echo, 1 solver process",
     "baseline_2": "no echo, 2",
     "baseline_3": "no echo, 3",
@@ -274,20 +278,25 @@ _COMPUTED_LABELS = {
 }
 
 
-def _computed_markdown(results: Path) -> str:
+# Of each table, the heading of every folder, and the label of every variant.
+_SECONDS = {"s10_seconds": (_HEAT_FOLDERS, _HEAT_LABELS)}
+
+
+def _seconds_markdown(
+    results: Path, folders: Mapping[str, str], labels: Mapping[str, str]
+) -> str:
     """Seconds divided by the baseline's, over seeds: median; least to most."""
     columns, heads = [], []
-    for folder, name in _COMPUTED.items():
+    for folder, name in folders.items():
         seeds = [read_study(path) for path in sorted((results / folder).iterdir())]
         runs = [{run.name: run.summary for run in study.runs} for study in seeds]
         ratios = [
             each[BASELINE]["t_up_s"] / each[BASELINE]["t_down_s"] for each in runs
         ]
         heads.append(f"{name}, n = {len(runs)}, R {_span(ratios, '.2g')}")
-        columns.append({arm: _of_baseline(runs, arm) for arm in _COMPUTED_LABELS})
+        columns.append({arm: _of_baseline(runs, arm) for arm in labels})
     body = [
-        (label, *(column[arm] for column in columns))
-        for arm, label in _COMPUTED_LABELS.items()
+        (label, *(column[arm] for column in columns)) for arm, label in labels.items()
     ]
     return _markdown(("seconds, divided by no echo's", *heads), body)
 
