@@ -74,7 +74,7 @@ from echo_jax.data.sources.shapes import CLASS_NAMES, ShapeRecords, decode_shape
 
 BATCH = 16 if TINY else 64
 READ_S = 1e-3  # what a read takes, in seconds: simulated
-FRESH_BATCHES = 10 if TINY else 200  # the reading that every variant may do
+FRESH_BATCHES = 10 if TINY else 200  # the reading that every arm may do
 
 train_records = ShapeRecords(256 if TINY else 8192, seed=0)
 test_records = ShapeRecords(64 if TINY else 1024, seed=1)
@@ -224,7 +224,7 @@ NUM_EVALS = 2 if TINY else 20
 
 
 def eval_every(factor):
-    """The updates between two evaluations, so that all variants have equally many."""
+    """So many updates between two looks that all arms are looked at equally often."""
     return int(FRESH_BATCHES * factor) // NUM_EVALS
 
 
