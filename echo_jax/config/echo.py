@@ -42,7 +42,7 @@ class RunEcho(Group):
     # other modes do not use it. `echo-jax probe` advises a value.
     factor: float = 1.0
     # The stage that it follows. The default, batch, is the weakest echo: it repeats
-    # whole batches. After decode, every use of an example is augmented anew.
+    # whole batches. After decode, every use of an example is augmented again.
     stage: EchoAfter = "batch"
     # consecutive | window_shuffle | shuffle_buffer (the paper's) | spread
     order: str = "consecutive"

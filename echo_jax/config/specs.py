@@ -208,7 +208,7 @@ class LocalSpec(Group):
     # SGD.
     staleness: Natural = 0
 
-    def meeting_schedule(self, updates: int) -> FetchSchedule:
+    def sync_probability(self, updates: int) -> FetchSchedule:
         """Returns the probability by which replicas synchronise in so many updates."""
         start, end = self.sync_p, self.sync_p_end
         if self.sync_schedule == "bernoulli":

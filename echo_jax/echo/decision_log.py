@@ -50,7 +50,7 @@ class DecisionLog(Sequence[bool]):
         if self._length > _MAX_DECISIONS:
             raise ValueError(
                 f"a decision log holds at most {_MAX_DECISIONS} decisions; start the "
-                "run anew from a checkpoint of the model alone"
+                "run again from a checkpoint of the model alone"
             )
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class DecisionLog(Sequence[bool]):
             raise ValueError(
                 f"a decision log of version {record['version']!r:.40} is of another "
                 f"version of echo_jax, whose batches differ; this one reads version "
-                f"{_VERSION}. Restore it with the version that wrote it, or start anew."
+                f"{_VERSION}. Restore it with that version, or start again."
             )
         if not isinstance(record, dict) or set(record) != _KEYS:
             raise ValueError(

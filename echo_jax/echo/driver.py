@@ -85,7 +85,7 @@ class Turn:
         if not self.consistent:
             raise RuntimeError(
                 "this echo was interrupted while it made an output, so nothing more "
-                "can come out of it; go to a saved state, or start anew"
+                "can come out of it; go to a saved state, or start again"
             ) from self._cause
 
     def warn_if_ended(self) -> None:

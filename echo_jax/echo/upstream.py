@@ -102,7 +102,7 @@ class Source:
                 self.lost = failed
                 raise RuntimeError(
                     "the upstream of this echo failed, and then ended: it does not go "
-                    "on after an error; go to a saved state, or start anew"
+                    "on after an error; go to a saved state, or start again"
                 ) from failed
             self._failed = None
         self._is_exhausted = len(values) < count
@@ -118,7 +118,7 @@ class Source:
         return RuntimeError(
             "the last read of the upstream was interrupted, or its element was "
             "refused, so it is not known which item comes next; go to a saved state, "
-            "or start anew"
+            "or start again"
         )
 
     def read(self, count: int) -> list[tuple[Any, int, int, Any]]:

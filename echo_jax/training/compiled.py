@@ -120,13 +120,13 @@ class _Programs:
             _, model_state, _ = self.task.loss(model.variables, batch, key)
         return model_state
 
-    def _program(self, batching: Batching, meets: bool, /) -> Any:
+    def _program(self, batching: Batching, syncs: bool, /) -> Any:
         step, local, whole = self._step, self.local, replicated(self.mesh)
 
         def program(state: Any, arrays: Any, inputs: Any, run: Any) -> tuple[Any, Any]:
             def update(state: Any, batch: Batch) -> tuple[Any, Any]:
                 if local:
-                    return local.step(step, state, batch, run, meets=meets)
+                    return local.step(step, state, batch, run, syncs=syncs)
                 return step(state, batch, run)
 
             return several_updates(update, state, batching(arrays, inputs))
@@ -173,8 +173,8 @@ class CompiledFunctions(_Programs):
       statistics: ``(model, batch) -> model_state`` with the batch norm statistics of
         one batch, which must have no tags.
       merge: ``([model_state]) -> model_state`` over all the batches.
-      program: ``(batching, meets) -> jitted (state, arrays, inputs, run) -> (state,
-        report)``; with `meets`, replicas synchronise after it.
+      program: ``(batching, syncs) -> jitted (state, arrays, inputs, run) -> (state,
+        report)``; with `syncs`, replicas synchronise after it.
       copy: ``(state) -> state`` in new memory, which may be donated.
       is_finite: ``(state) -> bool[]``.
     """
@@ -202,10 +202,10 @@ class CompiledFunctions(_Programs):
         self.run = replicate(lambda: run_inputs(config, key_of(_STEP_KEY)), whole)
 
     def step(
-        self, state: Any, feed: Feed, inputs: Any, *, meets: bool = False
+        self, state: Any, feed: Feed, inputs: Any, *, syncs: bool = False
     ) -> tuple[Any, Any]:
         """Starts the updates of an input; returns the state and the last report."""
-        program = self.program(feed.batching, meets)
+        program = self.program(feed.batching, syncs)
         sent = feed.batching.send(inputs)
         return call_with_host_arrays(program, state, feed.arrays, sent, self.run)
 
@@ -216,10 +216,10 @@ class CompiledFunctions(_Programs):
         program = self.program(batching, False)
         return call_with_host_arrays(program, state, (), sent, self.run)
 
-    def trace(self, state: Any, feed: Feed, *, meets: bool = False) -> Any:
+    def trace(self, state: Any, feed: Feed, *, syncs: bool = False) -> Any:
         """Returns jax's trace of one update; takes nothing from the feed."""
         inputs = feed.batching.send(feed.hold(1))
-        program = self.program(feed.batching, meets)
+        program = self.program(feed.batching, syncs)
         return program.trace(state, feed.arrays, inputs, self.run)
 
     def read(self, report: Any) -> Any:

@@ -285,13 +285,13 @@ class Trainer:
         repeat = np.asarray(self.feed.batching.repeats(inputs))
         self.device_time.look()
         sent_s = self.device_time.now()
-        meets = bool(self._is_synced[self.totals.updates])
+        syncs = bool(self._is_synced[self.totals.updates])
         self.state, report = self.compiled.step(
-            self.state, self.feed, inputs, meets=meets
+            self.state, self.feed, inputs, syncs=syncs
         )
         is_done = cast(Any, report.first_bad_update).is_ready
         work = self.device_time.sent(sent_s, len(repeat), is_done)
-        self.totals = self.totals.after(repeat, bytes_sent=self._bytes_sent[meets])
+        self.totals = self.totals.after(repeat, bytes_sent=self._bytes_sent[syncs])
         is_logged = self.totals.updates % self._log_every == 0
         longest = self._waits.longest(since_last=True) if is_logged else {}
         self._in_flight.append(_Dispatched(self.totals, report, work, longest))

@@ -73,7 +73,7 @@ class Started:
     rates: Rates
     log: RunLog
     flops: UpdateFlops
-    # What an update sends, without and with a meeting of replicas.
+    # What an update sends, without and with a synchronisation of replicas.
     bytes_sent: dict[bool, int]
 
 
@@ -141,8 +141,8 @@ def start(run: Run, console: Console | None, stack: ExitStack) -> Started:
     # This compiles the programs that were not measured.
     with progress.slow("compiling what the update sends"):
         bytes_sent = {
-            meets: sent_bytes(trace(meets=meets).lower().compile())
-            for meets in ([False, True] if compiled.local else [False])
+            syncs: sent_bytes(trace(syncs=syncs).lower().compile())
+            for syncs in ([False, True] if compiled.local else [False])
         }
     _write_facts(run, totals, warm, progress)
     return Started(
@@ -236,13 +236,13 @@ def moved_by_updates(workdir: epath.Path, config: RunSpec) -> str:
         )
     if local in CHANGING:
         moved.append(
-            "replicas meet by a schedule that ends with the run, so from here "
+            "replicas synchronise by a schedule that ends with the run, so from here "
             f"on as often as in one of {updates} updates"
         )
     elif local != "none":
         moved.append(
-            f"replicas met at the end of the run, after update {before}; one that is "
-            f"begun with {updates} updates may not meet there"
+            f"replicas synchronised after update {before}, the end of that run; a run "
+            f"that is begun with {updates} updates may not synchronise there"
         )
     said = "; and ".join(moved)
     return said and f"config.updates was {before} and is {updates}: {said}"

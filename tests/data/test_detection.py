@@ -413,7 +413,7 @@ def test_the_twelve_numbers_of_cocos_own_example():
     results = Path(f"{name}fakebbox100_results.json.gz").read_bytes()
     truth = json.loads(gzip.decompress(file))
     source = read_ground_truth(file, truth["categories"], name="")
-    # As float64: one of these boxes meets a threshold to the last digit, so that
+    # As float64: one of these boxes syncs a threshold to the last digit, so that
     # float32 fractions of the image, rounded, miss it (0.50442 instead of 0.50458).
     found = judge(source, json.loads(gzip.decompress(results)), 16, truth)
     # pycocotools on the same files, in its order.

@@ -186,7 +186,7 @@ def test_an_upstream_that_an_error_has_ended_is_an_error_for_ever(way, depth):
         with pytest.raises(OSError, match="the disk is gone"):
             list(echo)
         for _ in range(3):
-            with pytest.raises(RuntimeError, match="start anew") as caught:
+            with pytest.raises(RuntimeError, match="start again") as caught:
                 next(echo)
         assert isinstance(caught.value.__cause__, OSError | RuntimeError)
 

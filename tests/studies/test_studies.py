@@ -13,8 +13,8 @@ from study_folders import change, make_run, make_study, read_table
 from echo_jax.studies import StudyError, read_run, read_runs, read_study, study_report
 
 RESULTS = Path(__file__).parents[2] / "results"
-# Evaluations every 100 updates of 10 examples. The baseline meets 1.0 after 400
-# updates: 4000 fresh examples, 200 s. The arm meets it after 500: it emitted 5000
+# Evaluations every 100 updates of 10 examples. The baseline syncs 1.0 after 400
+# updates: 4000 fresh examples, 200 s. The arm syncs it after 500: it emitted 5000
 # uses of 1250 fresh examples, so 3750 repeats stood for 2750 fresh ones.
 ARMS = {
     "baseline": {"losses": (4.0, 3.0, 2.0, 1.0, 0.9)},

@@ -117,7 +117,7 @@ def test_hostile_names_are_escaped_everywhere(tmp_path, capsys):
     assert [texts.count(label) for label in axes] == [1] * 4
 
 
-# The baseline meets the target after 300, 200 and 200 updates, of 0.5 s each.
+# The baseline syncs the target after 300, 200 and 200 updates, of 0.5 s each.
 LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 0.5), (2.0, 0.75, 0.25))
 
 

@@ -51,12 +51,12 @@ class Updates:
 
     def __call__(self, *meetings, batch=None):
         batching = HostBatching(self.compiled.mesh)
-        for meets in meetings:
+        for syncs in meetings:
             x = self._rng.normal(size=(8, 4)).astype(np.float32)
             now = batch or {"x": x, "y": x.sum(axis=1)}
             now = {**now, "repeat": np.zeros(len(now["x"]), np.int32)}
             inputs = batching.send(stacked([now]))
-            program = self.compiled.program(batching, meets)
+            program = self.compiled.program(batching, syncs)
             self.state, self.report = program(self.state, (), inputs, self.compiled.run)
         return jax.device_get(self.state)
 

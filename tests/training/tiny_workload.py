@@ -248,13 +248,13 @@ def held_input(compiled, config, workload):
     return closing(open_feed(config, workload, compiled.mesh, sample=sample))
 
 
-def compiled_update(config, *, task=None, meets=False):
+def compiled_update(config, *, task=None, syncs=False):
     """The compiled program of one update of a config."""
     workload = make_workload(config, task=task)
     compiled = CompiledFunctions(RunSpec.of(config), workload)
     with held_input(compiled, config, workload) as feed:
         state = compiled.abstract_state
-        return compiled.trace(state, feed, meets=meets).lower().compile()
+        return compiled.trace(state, feed, syncs=syncs).lower().compile()
 
 
 def rows_of(workdir, *kinds):

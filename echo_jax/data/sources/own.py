@@ -47,7 +47,7 @@ class ArrayRecordData:
             examples = _Unpacked(records, self._kind)
         except (OSError, RuntimeError, ValueError) as error:
             said = str(error).partition(";")[0]
-            what = too_many_files(error) or f"{said}; write it anew with array_record."
+            what = too_many_files(error) or f"{said}; write it again with array_record."
             raise ValueError(
                 f"data.source={self._source!r} cannot be read: {what}"
             ) from error

@@ -137,7 +137,7 @@ def _examples(path: Path) -> Iterator[tuple[str, dict[str, tuple[Entry, int]]]]:
         if ending in members:
             raise ValueError(
                 f"{str(path)!r} has two members {entry.name!r}, of one example; write "
-                "it anew with names of their own."
+                "it again with names of their own."
             )
         key = now
         members[ending] = entry, offset

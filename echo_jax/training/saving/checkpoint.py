@@ -112,7 +112,7 @@ class Checkpoints:
         if damaged:
             reasons = "; ".join(damaged.values())
             raise DamagedCheckpointError(
-                f"no checkpoint can be gone on from: {reasons}; start the run anew in "
+                f"no checkpoint can be used: {reasons}; start it again in "
                 "another --workdir"
             )
         return None

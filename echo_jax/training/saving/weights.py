@@ -56,7 +56,7 @@ class WarmStart(NamedTuple):
             why = [f"{name} ({reason})" for name, reason in skipped.items()]
             parts.append(f"{len(why)} skipped: {_some(why)}")
         if made:
-            parts.append(f"{len(made)} made anew: {_some(made)}")
+            parts.append(f"{len(made)} newly made: {_some(made)}")
         return "; ".join(parts)
 
 

@@ -107,7 +107,7 @@ class LocalUpdates:
         batch: Any,
         run: Any,
         *,
-        meets: bool,
+        syncs: bool,
     ) -> tuple[LocalState, Any]:
         """Performs an update of every replica; returns the state and all reports."""
         # `step` updates one replica: (state, batch, run) -> (state, report). The batch
@@ -122,7 +122,7 @@ class LocalUpdates:
             key = jax.random.fold_in(run.key, jax.lax.axis_index(axes))
             replica, report = step(replica, batch, run._replace(key=key))
             outer, spread = state.outer, state.spread[0]
-            if meets:
+            if syncs:
                 replica, outer, spread = self._met(replica, outer, run.outer)
             report = report.replace(replica_spread=spread)
             replica, report, spread = jax.tree.map(
@@ -207,4 +207,4 @@ def sync_updates(config: RunSpec) -> np.ndarray:
         fetches = decide_fetches(config.echo.fetch.loads, config.echo.seed, updates)
         return must | fetches
     random = mix(sequence(config.seed, _SYNC_STREAM), updates) >> np.uint64(32)
-    return must | (random < local.meeting_schedule(count).threshold(updates))
+    return must | (random < local.sync_probability(count).threshold(updates))
