@@ -261,6 +261,7 @@ def write_tables(studies: Studies, results: Path, docs: Path) -> None:
 
 _HEAT_FOLDERS = {
     "s10_seconds": "two cores",
+    "s10_seconds_again": "the next day",
     "s10_one_core": "one core for everything",
     "s10_fed": "a wide network",
 }

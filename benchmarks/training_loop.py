@@ -68,7 +68,7 @@ def _nothing_but_the_loop(repeats: list[float]) -> Iterator[None]:
         if not done:
             done.append(step(self, state, feed, inputs, **options))
             feed.take = lambda num_updates: inputs
-        self.program(feed.batching, options.get("meets", False))
+        self.program(feed.batching, options.get("syncs", False))
         count += 1
         if count >= _WARM and (count - _WARM) % _UPDATES == 0:
             now = time.thread_time()
