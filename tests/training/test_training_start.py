@@ -99,7 +99,7 @@ def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
     [
         (
             {"local__sync_schedule": "every", "local__sync_every": 3},
-            "met .* after update 2; one",
+            "synchronised after update 2, the end",
         ),
         ({"optim__schedule": "cosine"}, "the cosine schedule decays to the end of"),
         ({"optim__schedule": "cosine", "optim__decay_updates": 9}, ""),
