@@ -210,6 +210,18 @@ TABLES = {
             "batch": "an echo: whole batches, back to back",
         },
     ),
+    "s9": Table(
+        "variant",
+        [_fresh("s9"), _updates("s9"), *(_seconds("s9", ratio) for ratio in (1, 2, 4))],
+        {
+            "e2": "`spread`, e = 2",
+            "e3": "`spread`, e = 3",
+            "e4": "`spread`, e = 4",
+            "e6": "`spread`, e = 6",
+            "back_to_back": "batches back to back, e = 3",
+        },
+        page=_REAL,
+    ),
     "s10": Table(
         "variant",
         [
